@@ -1,0 +1,54 @@
+"""Rewrite big chunked arrays to another chunk layout, within a stated memory.
+
+>>> import rechunk_exec as rx
+>>> plan = rx.plan_rechunk((128, 2048, 2048), 4, (1, 1024, 1024), (128, 64, 64), "2GB", target_shards=(128, 256, 256))
+>>> len(plan.stages), plan.traffic
+(1, 2.0)
+"""
+
+from __future__ import annotations
+
+from rechunk_exec.api import Rechunked, rechunk
+from rechunk_exec.copy import run_task
+from rechunk_exec.cost import CostModel
+from rechunk_exec.errors import (
+    BudgetError,
+    MissingExtraError,
+    PlanError,
+    RechunkError,
+    ResumeError,
+    SerializationError,
+    StorageError,
+    TargetExistsError,
+    TaskError,
+)
+from rechunk_exec.executors import staged_copy
+from rechunk_exec.planning import plan_rechunk
+from rechunk_exec.plans import Plan, StagePlan
+from rechunk_exec.results import CopyReport, TaskResult
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+
+__all__ = [
+    "ArrayRef",
+    "BudgetError",
+    "CopyReport",
+    "CopyTask",
+    "CostModel",
+    "MissingExtraError",
+    "Plan",
+    "PlanError",
+    "RechunkError",
+    "Rechunked",
+    "ResumeError",
+    "SerializationError",
+    "Stage",
+    "StagePlan",
+    "StorageError",
+    "TargetExistsError",
+    "TaskError",
+    "TaskResult",
+    "plan_rechunk",
+    "rechunk",
+    "run_task",
+    "staged_copy",
+]

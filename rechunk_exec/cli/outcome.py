@@ -1,0 +1,86 @@
+"""How a command ends: exit codes, errors as messages, JSON. Layer: cli."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import Any
+
+import click
+
+from rechunk_exec.errors import PlanError, RechunkError
+
+
+class ExitCode(IntEnum):
+    """What the process gives back to its caller."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    """The words of the command line are wrong."""
+    NO_PLAN = 3
+    """The request cannot be planned, or not within ``--max-mem``."""
+    NOT_READY = 4
+    """An earlier stage is unfinished."""
+    INTERRUPTED = 130
+
+
+def reporting_errors(command: Callable[..., None]) -> Callable[..., int]:
+    """Give a command ``--json`` and ``--debug``, and turn its exceptions into a message and an exit code."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    @functools.wraps(command)
+    def run(*, as_json: bool, debug: bool, **options: Any) -> int:
+        log_to_stderr()
+        try:
+            command(as_json=as_json, **options)
+        except click.ClickException:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, people get one message
+            if debug:
+                traceback.print_exc()
+            if as_json:
+                print_json({"error": error_document(error)})
+            click.echo(f"rechunk-exec: {error_message(error)}", err=True)
+            return ExitCode.NO_PLAN if isinstance(error, PlanError) else ExitCode.FAILED
+        return ExitCode.DONE
+
+    return run
+
+
+def error_message(error: BaseException) -> str:
+    """One message for people: our own errors say all themselves, others are named.
+
+    >>> error_message(PlanError("chunks are positive; got 0"))
+    'chunks are positive; got 0'
+    """
+    if isinstance(error, RechunkError):
+        return str(error)
+    return f"{type(error).__name__}: {error}; --debug shows the traceback"
+
+
+def error_document(error: BaseException) -> dict[str, Any]:
+    """The error as JSON values, with the figures that it carries, such as ``needed_bytes``."""
+    figures = {name: value for name, value in vars(error).items() if isinstance(value, int)}
+    return {"type": type(error).__name__, "message": str(error), **figures}
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one JSON document on standard output."""
+    click.echo(json.dumps(document, indent=2))
+
+
+def log_to_stderr() -> None:
+    """Show the package's log lines on standard error: they are the progress where there is no terminal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger = logging.getLogger("rechunk_exec")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,232 @@
+"""What one process keeps while it runs tasks, and how it runs one."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rechunk_exec import wire
+from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
+from rechunk_exec.copy.drain import drain
+from rechunk_exec.copy.meter import MemoryMeter
+from rechunk_exec.errors import SerializationError
+from rechunk_exec.results import TaskResult, in_order
+from rechunk_exec.storage import (
+    Index,
+    Region,
+    UnitReader,
+    UnitWriter,
+    open_reader,
+    open_writer,
+    read_records,
+    write_record,
+)
+from rechunk_exec.tasks import CopyTask, Stage
+
+_OPEN_PAIRS_KEPT = 8
+_HELPER_THREADS = 256  # started one by one, as they are needed
+
+
+def run_task(task: CopyTask) -> TaskResult:
+    """Copy one region, in this process.
+
+    Reads the units that the region touches, then replaces whole write units of the target. May run again, or twice at
+    once, with the same result. The arrays must exist (see :meth:`rechunk_exec.Rechunked.execute`).
+
+    Parameters
+    ----------
+    task : CopyTask
+
+    Returns
+    -------
+    TaskResult
+        Seconds, bytes, and the predicted and measured peak of memory.
+
+    Raises
+    ------
+    StorageError
+        If an array cannot be opened, a unit cannot be read or decoded, or an object cannot be written.
+    """
+    return _worker().run(task)
+
+
+def release_memory() -> None:
+    """Give back what this process keeps between tasks: opened arrays, buffers, and freed memory of the C allocator."""
+    _worker().release()
+
+
+def configure_worker(cores: int) -> None:
+    """Bound the threads of a worker process that is ours alone to ``cores``.
+
+    Codecs run on as many threads as a task says; this bounds the pools that libraries keep besides. It changes
+    process-wide settings, so it is for processes that an executor started, never for a user's own.
+    """
+    import os
+
+    import threadpoolctl
+    import zarr
+    from numcodecs import blosc
+
+    os.environ["RAYON_NUM_THREADS"] = str(cores)  # read when zarrs first decodes
+    threadpoolctl.threadpool_limits(cores)
+    blosc.set_nthreads(1)
+    zarr.config.set({"threading.max_workers": cores, "async.concurrency": cores})
+
+
+def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
+    """Return the results that recording tasks of ``stages`` left beside their targets, by stage and index."""
+    texts = [text for stage in stages for text in read_records(stage.target, stage.job)]
+    return list(in_order([wire.from_json(TaskResult, text) for text in texts]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two opened arrays of a stage."""
+
+    reader: UnitReader
+    writer: UnitWriter
+
+
+class Worker:
+    """Runs tasks, several at once if asked to, and keeps what the next one can use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pairs: OrderedDict[Hashable, _Pair] = OrderedDict()
+        self._regions = BufferPool()
+        self._scratches: list[ScratchBuffers] = []
+        self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
+        self._meter = MemoryMeter()
+
+    def run(self, task: CopyTask) -> TaskResult:
+        """Copy one region; see :func:`run_task`."""
+        began = time.perf_counter()
+        measured = self._meter.start()
+        try:
+            pair = self._open(task)
+            moved = self._copy(task, pair)
+        finally:
+            peak_bytes = self._meter.stop(measured)
+        result = TaskResult(
+            stage=task.stage,
+            index=task.index,
+            seconds=time.perf_counter() - began,
+            bytes_read=moved.decoded,
+            bytes_written=moved.written,
+            stored_bytes_read=moved.stored_read,
+            stored_bytes_written=moved.stored_written,
+            predicted_bytes=task.predicted_bytes,
+            peak_bytes=peak_bytes,
+            reader=pair.reader.way,
+            writer=pair.writer.way,
+        )
+        if task.record:
+            write_record(task.target, task.job, f"{task.stage}-{task.index}", wire.to_json(result))
+        return result
+
+    def release(self) -> None:
+        """Give back what is kept between tasks."""
+        with self._lock:
+            self._pairs.clear()
+            self._scratches.clear()
+        self._regions.clear()
+        trim_heap()
+        self._meter.rebase()
+
+    def _open(self, task: CopyTask) -> _Pair:
+        # The job is part of the key: an array that was made anew under the same name is another array.
+        key = (task.job, task.source.key, task.target.key)
+        with self._lock:
+            pair = self._pairs.get(key)
+            if pair is None:
+                pair = self._pairs[key] = _Pair(open_reader(task.source), open_writer(task.target))
+                if len(self._pairs) > _OPEN_PAIRS_KEPT:
+                    self._pairs.popitem(last=False)
+            return pair
+
+    def _copy(self, task: CopyTask, pair: _Pair) -> _Tally:
+        tally = _Tally()
+
+        def read(unit: Index, scratch: ScratchBuffers) -> None:
+            moved = pair.reader.read(unit, region, scratch)
+            tally.add(decoded=moved.decoded, stored_read=moved.stored)
+
+        def write(job: Any, scratch: ScratchBuffers) -> None:
+            tally.add(stored_written=pair.writer.write(job, region, scratch))
+
+        # numcodecs holds the interpreter lock when it is called from the main thread.
+        alone = task.threads == 1 and threading.current_thread() is not threading.main_thread()
+        helpers = None if alone else self._helpers
+        with self._region(task, pair) as region, self._borrow_scratches(task.threads) as scratches:
+            drain(pair.reader.units(region), read, scratches, helpers)
+            for scratch in scratches:
+                scratch.shrink()
+            drain(pair.writer.jobs(region), write, scratches, helpers)
+            tally.written = region.elements.nbytes
+        return tally
+
+    @contextmanager
+    def _region(self, task: CopyTask, pair: _Pair) -> Iterator[Region]:
+        stored = pair.reader.stored
+        if len(task.start) != len(stored.shape) or any(map(int.__gt__, task.stop, stored.shape)):
+            raise SerializationError(
+                f"a task's box must lie in the array; got {task.start} to {task.stop} "
+                f"of {task.source}, which has shape {stored.shape}"
+            )
+        shape = tuple(high - low for low, high in zip(task.start, task.stop, strict=True))
+        if stored.dtype.hasobject or stored.dtype.kind == "T":
+            yield Region(task.start, task.stop, np.empty(shape, stored.dtype))
+            return
+        with self._regions.borrow(prod(shape) * stored.dtype.itemsize) as memory:
+            yield Region(task.start, task.stop, np.frombuffer(memory, np.uint8).view(stored.dtype).reshape(shape))
+
+    @contextmanager
+    def _borrow_scratches(self, count: int) -> Iterator[list[ScratchBuffers]]:
+        with self._lock:
+            taken = [self._scratches.pop() if self._scratches else ScratchBuffers() for _ in range(count)]
+        try:
+            yield taken
+        finally:
+            with self._lock:
+                self._scratches.extend(taken)
+
+
+class _Tally:
+    """Bytes moved by the threads of one task."""
+
+    def __init__(self) -> None:
+        self.decoded = self.stored_read = self.stored_written = self.written = 0
+        self._lock = threading.Lock()
+
+    def add(self, *, decoded: int = 0, stored_read: int = 0, stored_written: int = 0) -> None:
+        with self._lock:
+            self.decoded += decoded
+            self.stored_read += stored_read
+            self.stored_written += stored_written
+
+
+@functools.cache
+def _worker() -> Worker:
+    """Return the worker of this process: one, because memory is a promise of the process."""
+    return Worker()
+
+
+def trim_heap() -> None:
+    """Ask the C allocator to give freed memory back, where it can (glibc)."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        except (OSError, AttributeError):
+            return

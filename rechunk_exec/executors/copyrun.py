@@ -1,0 +1,64 @@
+"""What a staged copy has come to, and what it sends to workers. Layer: executors, below the pools."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rechunk_exec.errors import TaskError
+from rechunk_exec.results import Event, OnEvent, TaskResult
+from rechunk_exec.tasks import CopyTask, Stage
+
+TRIES = 3
+"""How often a task is started before it has failed for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """Runs a stage's tasks by number, so that a worker gets the stage once and then numbers."""
+
+    function: Callable[[CopyTask], TaskResult]
+    stage: Stage
+
+    def __call__(self, index: int) -> TaskResult:
+        """Run task ``index``."""
+        return self.function(self.stage[index])
+
+
+@dataclass(slots=True)
+class CopyRun:
+    """Results and retries so far, told to who listens."""
+
+    tell: OnEvent
+    results: list[TaskResult] = field(default_factory=list)
+    retries: int = 0
+
+    def done(self, result: TaskResult, *, attempts: int) -> None:
+        """Note a task that is done."""
+        if attempts > 1:
+            result = dataclasses.replace(result, attempts=attempts)
+        self.results.append(result)
+        self.tell(Event(kind="task", stage=result.stage, index=result.index, result=result))
+
+    def failed(self, stage: Stage, index: int, error: BaseException) -> None:
+        """Note a try that failed and will be made again."""
+        self.retries += 1
+        self.tell(Event(kind="retry", stage=stage.number, index=index, message=f"{type(error).__name__}: {error}"))
+
+
+def task_error(task: CopyTask, cause: BaseException) -> TaskError:
+    """Return the error for a task that has failed for good."""
+    error = TaskError(
+        f"a task is tried {TRIES} times; task {task.index} of stage {task.stage}, which copies the region "
+        f"{task.start} to {task.stop} of {task.source} to {task.target}, failed each time, at last with "
+        f"{type(cause).__name__}: {cause}; remove the cause and run the job again",
+        stage=task.stage,
+        index=task.index,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def nobody(event: Event) -> None:
+    """Listen to no events."""

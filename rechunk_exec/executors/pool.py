@@ -1,0 +1,274 @@
+"""Pools of workers: scheduling, written once for all of them. Layer: executors.
+
+A back end says how to start a call and how to wait for the next one to end: four small methods. From them
+:class:`PoolExecutor` makes ``map``, ``put``, ``run_on_workers`` and ``staged_copy``: stages in order with a full
+barrier, three tries a task, events, results in order, and nothing left running when an error is raised.
+
+All of it runs in the caller's thread, which is the only one that calls back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from rechunk_exec.copy import run_task
+from rechunk_exec.errors import RechunkError, TaskError
+from rechunk_exec.executors.base import WorkerShape, check_count
+from rechunk_exec.executors.calls import Call, Outcome
+from rechunk_exec.executors.copyrun import TRIES, CopyRun, StageTask, nobody, task_error
+from rechunk_exec.executors.shared import Shared
+from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult, in_order
+from rechunk_exec.tasks import CopyTask, Stage
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class PoolExecutor(ABC):
+    """Base of the executors that are pools of workers. A worker is a process; it may run several calls at once.
+
+    One job at a time: a second one while the first runs is an error, since the two would share the memory of one. A
+    pool may be used for job after job. It is a context manager, which closes it in the end.
+    """
+
+    name: str
+    tasks_per_worker: int
+    task_function: Callable[[CopyTask], TaskResult] = staticmethod(run_task)
+    """What :meth:`staged_copy` runs for each task; anything but the default is for tests."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._busy = threading.Lock()
+        self._closed = False
+
+    # What a back end says.
+
+    @property
+    @abstractmethod
+    def worker_shape(self) -> WorkerShape:
+        """What a plan needs to know of the workers."""
+
+    @abstractmethod
+    def _slots(self, tasks_per_worker: int | None) -> int:
+        """How many calls may run at once, with at most ``tasks_per_worker`` in one worker; None: as many as it can."""
+
+    @abstractmethod
+    def _start(self, call: Call) -> None:
+        """Start a call. What is raised here stops the job; a failure of the call itself is an outcome."""
+
+    @abstractmethod
+    def _finished(self) -> Sequence[Outcome]:
+        """Wait until a call has ended; return all that have. Each call that was started ends once."""
+
+    @abstractmethod
+    def _settle(self, *, stop: bool) -> None:
+        """Drop calls that have not begun and wait for those that have; with ``stop``, end them now if possible."""
+
+    def _set_up(self, fn: Callable[[], object]) -> None:
+        """See :meth:`run_on_workers`. Here: the only worker is this process."""
+        fn()
+
+    def _after_copy(self) -> None:  # noqa: B027 - most have nothing to do
+        """Called when a staged copy has ended, well or badly."""
+
+    def _notes(self) -> tuple[str, ...]:
+        """What a report should say about the pool."""
+        return ()
+
+    def _shut(self) -> None:  # noqa: B027
+        """Let go of the workers. Called once."""
+
+    # What users call.
+
+    def check_stages(self, stages: Sequence[Stage]) -> None:  # noqa: B027
+        """Raise, before anything runs, if the workers could not run these stages."""
+
+    def map(self, fn: Callable[[T], R], tasks: Iterable[T], *, window: int | None = None) -> Iterator[R]:
+        """Call ``fn`` with each task and yield the results in order.
+
+        Parameters
+        ----------
+        fn : callable
+            A plain function; for worker processes, one that they can import. It is sent once a worker.
+        tasks : iterable
+            Its arguments. However many, only those in flight are held.
+        window : int, optional
+            How many tasks may be taken from ``tasks`` beyond those whose results have been yielded. Default: twice as
+            many as can run at once.
+
+        Raises
+        ------
+        Exception
+            What ``fn`` raised, in the place of its result, after the calls in flight have ended. Nothing is tried again
+            but a call whose worker died, up to three times.
+        """
+        if not callable(fn):
+            raise TypeError(f"fn must be a function of one argument; got {fn!r}")
+        slots = self._slots(None)
+        limit = 2 * slots if window is None else check_count("window", window)
+        return self._map(self.put(fn), iter(tasks), min(slots, limit), limit)
+
+    def put(self, obj: T) -> Shared[T]:
+        """Return a handle of ``obj`` for use in tasks: the object is sent once a worker, not once a task.
+
+        Raises
+        ------
+        SerializationError
+            If it would have to pickle and does not.
+        """
+        return Shared(obj)
+
+    def run_on_workers(self, fn: Callable[[], object]) -> None:
+        """Call ``fn`` once in each worker process, before its next task; also in those that join later.
+
+        For executors that run in this process, it is called here, once.
+        """
+        if not callable(fn):
+            raise TypeError(f"fn must be a function without arguments; got {fn!r}")
+        with self._job():
+            self._set_up(fn)
+
+    def staged_copy(self, stages: Sequence[Stage], *, on_event: OnEvent | None = None) -> CopyReport:
+        """Run the tasks of ``stages``; see :meth:`rechunk_exec.executors.base.Executor.staged_copy`."""
+        self.check_stages(stages)
+        begun = time.perf_counter()
+        run = CopyRun(tell=on_event or nobody)
+        with self._job(self._after_copy):
+            run.tell(Event(kind="start", total=sum(len(stage) for stage in stages)))
+            for stage in stages:
+                self._run_stage(stage, run)
+        return CopyReport(
+            executor=self.name,
+            results=in_order(run.results),
+            seconds=time.perf_counter() - begun,
+            retries=run.retries,
+            notes=self._notes(),
+        )
+
+    def close(self) -> None:
+        """End the workers. Doing it twice is harmless; using the pool afterwards is an error."""
+        if not self._closed:
+            self._closed = True
+            self._shut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # How.
+
+    @contextmanager
+    def _job(self, after: Callable[[], None] | None = None) -> Iterator[None]:
+        """Have the pool to oneself; whatever goes wrong, nothing runs any more when the error is raised."""
+        if self._closed:
+            raise RechunkError(f"a closed executor cannot be used again; got {self.name!r}, closed; make a new one")
+        if not self._busy.acquire(blocking=False):
+            raise RechunkError(
+                f"an executor does one job at a time, so that two do not share the memory of one; got a second for "
+                f"{self.name!r}; end the first (take all results of a map, or close() its iterator) or make another one"
+            )
+        try:
+            yield
+        except BaseException as error:
+            self._settle(stop=not isinstance(error, (Exception, GeneratorExit)))
+            raise
+        finally:
+            try:
+                if after is not None:
+                    after()
+            finally:
+                self._busy.release()
+
+    def _begin(self, function: Shared[Callable[[Any], Any]], argument: object) -> int:
+        """Start a call; return its number."""
+        call = Call(number=next(self._numbers), function=function, argument=argument)
+        self._start(call)
+        return call.number
+
+    def _map(self, fn: Shared[Callable[[T], R]], tasks: Iterator[T], slots: int, window: int) -> Iterator[R]:
+        flying: dict[int, _Mapped[T]] = {}
+        ended: dict[int, Outcome] = {}
+        numbered = enumerate(tasks)
+        turn = 0
+        with self._job():
+            while True:
+                room = min(slots - len(flying), window - len(flying) - len(ended))
+                for place, task in itertools.islice(numbered, max(0, room)):
+                    flying[self._begin(fn, task)] = _Mapped(place, task)
+                if not flying:
+                    return
+                for outcome in self._finished():
+                    mapped = flying.pop(outcome.number, None)
+                    if mapped is None:
+                        continue  # of an earlier job, whose end was interrupted
+                    if outcome.lost and mapped.tries < TRIES:
+                        flying[self._begin(fn, mapped.task)] = dataclasses.replace(mapped, tries=mapped.tries + 1)
+                    else:
+                        ended[mapped.place] = outcome
+                while turn in ended:
+                    yield cast(R, _value(ended.pop(turn)))
+                    turn += 1
+
+    def _run_stage(self, stage: Stage, run: CopyRun) -> None:
+        """Run all tasks of a stage; none is running any more when this returns or raises."""
+        work: Shared[Callable[[int], TaskResult]] = self.put(StageTask(self.task_function, stage))
+        slots = self._slots(stage.plan.tasks_per_worker)
+        fresh = iter(range(len(stage)))
+        again: deque[int] = deque()
+        failures: dict[int, int] = {}
+        flying: dict[int, int] = {}
+        fatal: TaskError | None = None
+        while True:
+            while fatal is None and len(flying) < slots:
+                index = again.popleft() if again else next(fresh, None)
+                if index is None:
+                    break
+                flying[self._begin(work, index)] = index
+            if not flying:
+                break
+            for outcome in self._finished():
+                index = flying.pop(outcome.number, None)
+                if index is None:
+                    continue  # of an earlier job, whose end was interrupted
+                if outcome.error is None:
+                    run.done(cast(TaskResult, outcome.value), attempts=failures.pop(index, 0) + 1)
+                    continue
+                failures[index] = failures.get(index, 0) + 1
+                if failures[index] == TRIES:
+                    fatal = fatal or task_error(stage[index], outcome.error)
+                elif fatal is None:
+                    again.append(index)
+                    run.failed(stage, index, outcome.error)
+        if fatal is not None:
+            raise fatal
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped(Generic[T]):
+    """A task of a map that is in flight."""
+
+    place: int
+    task: T
+    tries: int = 1
+
+
+def _value(outcome: Outcome) -> object:
+    if isinstance(outcome.error, Exception):
+        raise outcome.error
+    if outcome.error is not None:  # not to be taken for an exit or an interrupt of this process
+        raise RechunkError(f"a call must return or raise an Exception; got {outcome.error!r}") from outcome.error
+    return outcome.value

@@ -1,0 +1,75 @@
+"""A plan for the workers there are. Layer: above the planner and executors' shapes, below the api.
+
+``max_mem`` is what one worker process may use, over all the tasks that it runs at once. An executor whose workers can
+run fewer tasks than they might (threads) gets the plan that is predicted fastest: many tasks at once with small
+regions, or few with large ones and more threads each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rechunk_exec import cost
+from rechunk_exec.algorithm import plan
+from rechunk_exec.errors import BudgetError
+from rechunk_exec.executors.base import WorkerShape
+from rechunk_exec.plans import Plan
+from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
+
+_NEAR = 1.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """What is copied: the array, and how it is and will be stored."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    source: SourceLayout
+    target: TargetLayout
+
+
+def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.CostModel, workers: WorkerShape) -> Plan:
+    """Return the fastest plan that workers of this shape can run within ``max_mem`` each.
+
+    Raises
+    ------
+    BudgetError
+        If there is none; its ``needed_bytes`` is the least over the ways in which the workers can run.
+    """
+    model = cost.resolve(cost_model)
+    if cost_model == "local":
+        model = model.scaled(workers.workers * workers.cores_per_worker)
+    best: Plan | None = None
+    refusals: list[BudgetError] = []
+    for tasks_at_once in _tasks_at_once(workers):
+        request = PlanRequest(
+            shape=layouts.shape,
+            itemsize=layouts.itemsize,
+            source=layouts.source,
+            target=layouts.target,
+            max_mem=max_mem,
+            cost=replace(model, tasks_at_once=workers.workers * tasks_at_once),
+            tasks_per_worker=tasks_at_once,
+            threads=max(1, workers.cores_per_worker // tasks_at_once),
+        )
+        try:
+            candidate = plan(request)
+        except BudgetError as refusal:
+            refusals.append(refusal)
+            continue
+        # From many at once to one: fewer at once must be worth it.
+        if best is None or candidate.predicted_s * _NEAR < best.predicted_s:
+            best = candidate
+    if best is None:
+        raise min(refusals, key=lambda refusal: refusal.needed_bytes)
+    return best
+
+
+def _tasks_at_once(workers: WorkerShape) -> Iterator[int]:
+    tasks = workers.tasks_per_worker
+    yield tasks
+    while workers.elastic and tasks > 1:
+        tasks //= 2
+        yield tasks

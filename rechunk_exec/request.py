@@ -1,0 +1,122 @@
+"""What is asked of the planner. Layer: the planner; below the search, above memory and cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from rechunk_exec.cost import CostModel
+from rechunk_exec.errors import PlanError
+from rechunk_exec.grid import clip
+from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, StageMemory, WriteScratch
+
+MOST_CHUNK_BYTES = 2**31 - 1
+"""A chunk that is encoded in one call stays below this many bytes: codecs count in 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceLayout:
+    """How the source is stored, in elements; chunks may be longer than the array."""
+
+    chunk: tuple[int, ...]
+    read_unit: tuple[int, ...] | None = None
+    """The smallest box that is decoded on its own, where that is less than the chunk."""
+    scratch: ReadScratch = field(default_factory=ReadScratch)
+
+    @property
+    def unit(self) -> tuple[int, ...]:
+        """What one read decodes."""
+        return self.read_unit or self.chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetLayout:
+    """How the target will be stored, in elements."""
+
+    chunk: tuple[int, ...]
+    shard: tuple[int, ...] | None = None
+    """A whole number of chunks on every axis; None where each chunk is an object."""
+    scratch: WriteScratch = field(default_factory=WriteScratch)
+
+    @property
+    def unit(self) -> tuple[int, ...]:
+        """What one write replaces whole."""
+        return self.shard or self.chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """All that a plan depends on.
+
+    Raises
+    ------
+    PlanError
+        If sizes are missing or not positive, a shard is not a whole number of chunks, or a target chunk could not be
+        encoded in one call.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    """Bytes of one element."""
+    source: SourceLayout
+    target: TargetLayout
+    max_mem: int
+    """Bytes that one worker process may hold, over the tasks it runs at once."""
+    cost: CostModel
+    tasks_per_worker: int = 1
+    threads: int = 2
+    """Units that a worker can have in flight for one task."""
+
+    def __post_init__(self) -> None:
+        for name in ("itemsize", "max_mem", "tasks_per_worker", "threads"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if any(n < 0 for n in self.shape):
+            raise PlanError(f"shape must not be negative; got {self.shape}")
+        units = {
+            "source chunk": self.source.chunk,
+            "read unit": self.source.unit,
+            "target chunk": self.target.chunk,
+            "target shard": self.target.unit,
+        }
+        for name, unit in units.items():
+            if len(unit) != len(self.shape) or any(u < 1 for u in unit):
+                raise PlanError(f"a {name} needs at least one element on each axis of shape {self.shape}; got {unit}")
+        if any(b % c for b, c in zip(self.target.unit, self.target.chunk, strict=True)):
+            raise PlanError(
+                f"a shard holds a whole number of chunks on every axis; got shard {self.target.shard} for chunk "
+                f"{self.target.chunk}; make it a multiple"
+            )
+        chunk_bytes = math.prod(self.target.chunk) * self.itemsize
+        if chunk_bytes >= MOST_CHUNK_BYTES:
+            raise PlanError(
+                f"a target chunk stays below {MOST_CHUNK_BYTES} bytes, since codecs count in 32 bits; got chunk "
+                f"{self.target.chunk} of {chunk_bytes} bytes; give smaller target chunks"
+            )
+
+    @property
+    def task_budget(self) -> int:
+        """Bytes that one task may hold."""
+        return self.max_mem // self.tasks_per_worker
+
+    @property
+    def read_unit(self) -> tuple[int, ...]:
+        """The source's unit, clipped to the array."""
+        return clip(self.source.unit, self.shape)
+
+    @property
+    def write_unit(self) -> tuple[int, ...]:
+        """The target's unit, clipped to the array."""
+        return clip(self.target.unit, self.shape)
+
+    def memory(self, *, source: tuple[int, ...] | None = None, target: tuple[int, ...] | None = None) -> StageMemory:
+        """Memory of a stage; from the intermediate with chunk ``source``, or to that with chunk ``target``."""
+        return StageMemory(
+            shape=self.shape,
+            itemsize=self.itemsize,
+            read_unit=self.source.unit if source is None else source,
+            write_unit=self.target.unit if target is None else target,
+            chunk=self.target.chunk if target is None else target,
+            reading=self.source.scratch if source is None else RAW_READ,
+            writing=self.target.scratch if target is None else RAW_WRITE,
+        )

@@ -1,0 +1,132 @@
+"""What running tasks gives back: a result a task, a report a run, events on the way. Layer: beside tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rechunk_exec.sizes import format_bytes
+
+OVERRUN_BYTES = 16_000_000
+"""How far a measured peak may pass the predicted one before it is reported: the noise of allocators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """What one task did."""
+
+    stage: int
+    index: int
+    seconds: float
+    """Wall-clock seconds from the task's start to its end."""
+    bytes_read: int
+    """Decoded bytes: of every read unit touched, absent ones too. Divided by the region's bytes: read amplification."""
+    bytes_written: int
+    """Bytes of the region, before encoding."""
+    stored_bytes_read: int
+    """Bytes that came from the source's store."""
+    stored_bytes_written: int
+    """Bytes that went to the target's store."""
+    predicted_bytes: int
+    """The peak that the plan predicted for this task."""
+    peak_bytes: int
+    """Growth of the worker's resident memory over its idle footprint, at its highest; shared evenly among the tasks
+    that ran at the same time."""
+    reader: str
+    """How the source was decoded: ``direct``, ``zarrs`` or ``zarr`` (see :mod:`rechunk_exec.storage`)."""
+    writer: str
+    """How the target was encoded, in the same words."""
+    attempts: int = 1
+    """How many times the task was started until it succeeded, as far as the executor knows."""
+
+    @property
+    def overrun_bytes(self) -> int:
+        """How far the measured peak passed the predicted one; 0 within the noise of allocators."""
+        excess = self.peak_bytes - self.predicted_bytes
+        return excess if excess > OVERRUN_BYTES else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyReport:
+    """What a run of some stages did."""
+
+    executor: str
+    results: tuple[TaskResult, ...]
+    """One for each task run, by stage and index."""
+    seconds: float
+    """Wall-clock seconds from the first stage's start to the last one's end."""
+    retries: int = 0
+    """Tries beyond the first, over all tasks."""
+    notes: tuple[str, ...] = ()
+    """What the preparation has to say, such as a fill value that the target's format cannot hold."""
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks run."""
+        return len(self.results)
+
+    @property
+    def bytes_read(self) -> int:
+        """Decoded bytes over all tasks."""
+        return sum(result.bytes_read for result in self.results)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes written over all tasks, before encoding."""
+        return sum(result.bytes_written for result in self.results)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest measured peak of a task."""
+        return max((result.peak_bytes for result in self.results), default=0)
+
+    @property
+    def codec_paths(self) -> tuple[str, ...]:
+        """The ways in which bytes were decoded and encoded, for each stage: ``stage 0: direct -> direct``."""
+        ways = sorted({(result.stage, result.reader, result.writer) for result in self.results})
+        return tuple(f"stage {stage}: {reader} -> {writer}" for stage, reader, writer in ways)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Memory overruns, each naming its task, and the notes of the preparation."""
+        overruns = tuple(
+            f"task {result.index} of stage {result.stage} used {format_bytes(result.peak_bytes)} where "
+            f"{format_bytes(result.predicted_bytes)} were predicted"
+            for result in self.results
+            if result.overrun_bytes
+        )
+        return self.notes + overruns
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.tasks} tasks in {self.seconds:.2f} s ({self.executor}), {self.retries} retries",
+            f"read {format_bytes(self.bytes_read)}, wrote {format_bytes(self.bytes_written)}; "
+            f"most memory of a task: {format_bytes(self.peak_bytes)}",
+            *self.codec_paths,
+            *(f"warning: {warning}" for warning in self.warnings),
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One step of a run, for progress displays and logs."""
+
+    kind: Literal["start", "task", "retry"]
+    """``start`` once, before the first task, with the ``total``; ``task`` once for each task done, with its ``result``;
+    ``retry`` for each try that failed and will be made again, with a ``message``."""
+    stage: int = 0
+    index: int = 0
+    total: int = 0
+    """Number of tasks over all stages; in ``start`` only."""
+    result: TaskResult | None = None
+    message: str = ""
+
+
+OnEvent: TypeAlias = Callable[[Event], object]
+
+
+def in_order(results: Sequence[TaskResult]) -> tuple[TaskResult, ...]:
+    """Return results by stage and index."""
+    return tuple(sorted(results, key=lambda result: (result.stage, result.index)))

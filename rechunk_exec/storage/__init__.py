@@ -1,0 +1,114 @@
+"""The only user of zarr: stores, arrays, metadata and codecs. Layer: above tasks, below copy.
+
+An array is read and written in one of three ways, and reports name the one taken:
+
+``direct``
+    Chunks are decoded and encoded by numcodecs straight from and to the task's buffer (:mod:`.direct`). For arrays
+    whose metadata say no more than bytes, byte order, order of axes, known compressors, and one level of shards.
+``zarrs``
+    Through zarr, with the Rust codec pipeline of the package ``zarrs`` (:mod:`.viazarr`).
+``zarr``
+    Through zarr with its own pipeline, which serves everything else.
+"""
+
+from __future__ import annotations
+
+from rechunk_exec.memory import ReadScratch, WriteScratch
+from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter
+from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
+from rechunk_exec.storage.direct import DirectReader, DirectWriter
+from rechunk_exec.storage.objects import Objects, objects_of
+from rechunk_exec.storage.places import (
+    beside,
+    child,
+    mark_temp,
+    refuse_existing,
+    refuse_overlap,
+    refuse_unwritable,
+    remove_array,
+    remove_temp,
+    temp_place,
+)
+from rechunk_exec.storage.records import read_records, remove_records, write_record
+from rechunk_exec.storage.stored import StoredArray, describe, open_array
+from rechunk_exec.storage.stores import array_ref, is_url, local_path
+from rechunk_exec.storage.translate import dimension_names
+from rechunk_exec.storage.viazarr import ZarrReader, ZarrWriter
+from rechunk_exec.tasks import ArrayRef
+
+__all__ = [
+    "ArrayRef",
+    "Design",
+    "Index",
+    "Moved",
+    "Region",
+    "Scratch",
+    "StoredArray",
+    "TargetWishes",
+    "UnitReader",
+    "UnitWriter",
+    "array_ref",
+    "beside",
+    "child",
+    "create",
+    "describe",
+    "design_intermediate",
+    "design_target",
+    "dimension_names",
+    "is_url",
+    "local_path",
+    "mark_temp",
+    "open_array",
+    "open_reader",
+    "open_writer",
+    "read_records",
+    "read_scratch",
+    "refuse_existing",
+    "refuse_overlap",
+    "refuse_unwritable",
+    "remove_array",
+    "remove_records",
+    "remove_temp",
+    "temp_place",
+    "write_record",
+    "write_scratch",
+]
+
+
+def open_reader(ref: ArrayRef) -> UnitReader:
+    """Open the array that ``ref`` names for reading, in the fastest way that serves it."""
+    stored = open_array(ref, read_only=True)
+    return DirectReader(stored, _objects(stored)) if stored.codec is not None else ZarrReader(stored)
+
+
+def open_writer(ref: ArrayRef) -> UnitWriter:
+    """Open the array that ``ref`` names for writing whole write units, in the fastest way that serves it."""
+    stored = open_array(ref, read_only=False)
+    objects = _objects(stored)
+    return DirectWriter(stored, objects) if stored.codec is not None else ZarrWriter(stored, objects)
+
+
+def read_scratch(stored: StoredArray) -> ReadScratch:
+    """Return what reading a unit of the array holds besides the region."""
+    if stored.codec is None:
+        return ReadScratch(stored=2, decoded=2, in_place=False)
+    # A store that is no local disk hands over bytes of its own, which are copied once.
+    copies = 1 if _objects(stored).streams else 2
+    if stored.codec.raw:
+        return ReadScratch(stored=copies - 1, decoded=1, in_place=stored.codec.c_order)
+    between = max(0, len(stored.codec.codecs) - 1) + (not stored.codec.decodes_into)
+    return ReadScratch(stored=copies + between, decoded=1, in_place=stored.codec.c_order)
+
+
+def write_scratch(stored: StoredArray, place: ArrayRef) -> WriteScratch:
+    """Return what writing a chunk of such an array at ``place`` holds besides the region."""
+    if stored.codec is None:
+        return WriteScratch(gathered=1, stored=2, in_place=False, assembled=3)
+    # Files are streamed; other stores get an object whole.
+    assembled = 0 if local_path(place) is not None else 2
+    output = 0 if stored.codec.raw else 1 + len(stored.codec.codecs)
+    return WriteScratch(gathered=1, stored=output, in_place=stored.codec.c_order, assembled=assembled)
+
+
+def _objects(stored: StoredArray) -> Objects:
+    return objects_of(stored.array.store, stored.array.path)

@@ -1,0 +1,107 @@
+"""What the copying asks of storage: units to read, jobs to write, and the memory they work in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rechunk_exec.storage.stored import StoredArray
+
+Index: TypeAlias = tuple[int, ...]
+Slices: TypeAlias = tuple[slice, ...]
+
+
+class Moved(NamedTuple):
+    """Bytes that one read moved."""
+
+    decoded: int
+    """Of the unit's elements inside the array."""
+    stored: int
+    """From the store; 0 for an absent chunk, and where zarr does not tell."""
+
+
+class Scratch(Protocol):
+    """Memory of one unit in flight, used again for the next one."""
+
+    def stored(self, size: int) -> memoryview:
+        """Return a buffer of at least ``size`` bytes for what comes from a store."""
+
+    def decoded(self, size: int) -> memoryview:
+        """Return another buffer of at least ``size`` bytes, for elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The box that a task copies, and the memory that holds its elements."""
+
+    start: Index
+    stop: Index
+    elements: NDArray[Any]
+    """C-contiguous, of shape ``stop - start``, in the source's dtype."""
+
+    def overlap(self, low: Index, high: Index) -> tuple[Slices, Slices]:
+        """Return where the box ``[low, high)`` and the region meet: seen from the region, and from the box."""
+        starts = tuple(map(max, self.start, low))
+        stops = tuple(map(min, self.stop, high))
+        return (
+            tuple(slice(a - s, b - s) for a, b, s in zip(starts, stops, self.start, strict=True)),
+            tuple(slice(a - s, b - s) for a, b, s in zip(starts, stops, low, strict=True)),
+        )
+
+    def units(self, unit: Index) -> Iterator[Index]:
+        """Yield the grid indices, in C order, of the boxes of shape ``unit`` that the region touches."""
+        return product(
+            *(range(low // size, -(-high // size)) for low, high, size in zip(self.start, self.stop, unit, strict=True))
+        )
+
+
+class UnitReader(ABC):
+    """Reads one array's units into regions. Safe to use from several threads."""
+
+    way: str
+    """How the bytes are decoded: ``direct``, ``zarrs`` or ``zarr``."""
+
+    def __init__(self, stored: StoredArray) -> None:
+        self.stored = stored
+
+    def units(self, region: Region) -> Iterator[Index]:
+        """Yield the read units that the region touches, in C order."""
+        return region.units(self.stored.chunk)
+
+    def unit_box(self, unit: Index) -> tuple[Index, Index]:
+        """Return the first element of a unit and one past its last, clipped to the array."""
+        low = tuple(number * size for number, size in zip(unit, self.stored.chunk, strict=True))
+        high = tuple(min(a + size, n) for a, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True))
+        return low, high
+
+    @abstractmethod
+    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+        """Copy what a unit and the region have in common into the region."""
+
+
+class UnitWriter(ABC):
+    """Writes regions to one array, whole write units only. Safe to use from several threads."""
+
+    way: str
+
+    def __init__(self, stored: StoredArray) -> None:
+        self.stored = stored
+
+    @abstractmethod
+    def jobs(self, region: Region) -> Iterator[Any]:
+        """Yield the pieces of work that write the region, for :meth:`write`."""
+
+    @abstractmethod
+    def write(self, job: Any, region: Region, scratch: Scratch) -> int:
+        """Do one piece of work; return the bytes of objects that it completed."""
+
+
+def bytes_of(elements: NDArray[Any]) -> memoryview:
+    """Return the memory of a contiguous array, of any dtype, as bytes."""
+    return elements.reshape(-1).view(np.uint8).data

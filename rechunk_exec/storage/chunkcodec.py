@@ -1,0 +1,273 @@
+"""The direct way: one chunk's bytes to elements and back, by the numcodecs functions that release the interpreter lock.
+
+zarr's array layer makes a fresh buffer for each chunk and copies between layers; on a fast machine that costs more than
+the codecs do. Where an array's metadata say no more than "elements in a byte order, perhaps with axes permuted, through
+codecs from bytes to bytes", a chunk can be decoded straight into a buffer that is used again and again.
+:func:`direct_codec` says whether that is so. What it cannot serve goes through zarr (:mod:`.viazarr`).
+
+Formats: `zarr v3 codecs <https://zarr-specs.readthedocs.io/en/latest/v3/codecs/index.html>`_, `zarr v2 storage
+specification <https://zarr-specs.readthedocs.io/en/latest/v2/v2.0.html>`_.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import google_crc32c
+import numcodecs
+import numpy as np
+from numcodecs import blosc
+from numpy.typing import NDArray
+from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.core.metadata.v3 import ArrayV3Metadata
+
+from rechunk_exec.errors import StorageError
+
+_BLOSC_SHUFFLE = {"noshuffle": blosc.NOSHUFFLE, "shuffle": blosc.SHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
+# zarr v3 names of codecs that numcodecs has under another name.
+_V3_NUMCODECS = {"zstd": "zstd", "gzip": "gzip"}
+_PLAIN_NUMCODECS = ("lz4", "zlib", "bz2", "lzma", "zstd", "gzip")
+
+
+class BytesCodec(Protocol):
+    """One codec from bytes to bytes."""
+
+    into: bool
+    """Whether :meth:`decode` fills a given buffer without a buffer of its own."""
+
+    def encode(self, content: Any) -> bytes | memoryview:
+        """Return the encoded bytes."""
+
+    def decode(self, content: Any, out: Any | None = None) -> Any:
+        """Return the decoded bytes: ``out`` itself, filled, where that can be, else bytes of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCodec:
+    """How the elements of one chunk are stored."""
+
+    dtype: np.dtype[Any]
+    """Of the stored elements, in the stored byte order."""
+    axes: tuple[int, ...]
+    """Order in which the axes are stored: (0, 1, ...) for C order."""
+    codecs: tuple[BytesCodec, ...] = field(default=())
+    """From elements' bytes to stored bytes, in the order of encoding."""
+
+    @property
+    def raw(self) -> bool:
+        """Whether the stored bytes are the elements' bytes."""
+        return not self.codecs
+
+    @property
+    def c_order(self) -> bool:
+        """Whether the elements are stored in C order."""
+        return self.axes == tuple(range(len(self.axes)))
+
+    @property
+    def decodes_into(self) -> bool:
+        """Whether :meth:`decode` needs no buffer besides ``out``."""
+        return len(self.codecs) <= 1 and all(codec.into for codec in self.codecs)
+
+    def frame(self, buffer: memoryview, shape: Sequence[int]) -> NDArray[Any]:
+        """Return ``buffer`` as a chunk of ``shape`` elements whose memory order is the stored one."""
+        stored_shape = tuple(shape[axis] for axis in self.axes)
+        size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        elements = np.frombuffer(buffer[:size], dtype=self.dtype).reshape(stored_shape)
+        return elements.transpose(np.argsort(self.axes))
+
+    def decode(self, stored: memoryview, out: memoryview) -> None:
+        """Decode one chunk's stored bytes into ``out``, which has exactly the chunk's size."""
+        content: Any = stored
+        for number, codec in enumerate(reversed(self.codecs), start=1):
+            last = number == len(self.codecs)
+            content = codec.decode(content, out if last else None)
+        if content is not out:
+            view = memoryview(content).cast("B")
+            if len(view) != len(out):
+                raise StorageError(f"a chunk must decode to {len(out)} bytes; got {len(view)}")
+            out[:] = view
+
+    def encode(self, elements: memoryview) -> bytes | memoryview:
+        """Return the stored bytes of a chunk whose memory is ``elements``."""
+        content: bytes | memoryview = elements
+        for codec in self.codecs:
+            content = codec.encode(content)
+        return content
+
+
+class BloscBytes:
+    """A Blosc 1 frame (`format <https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst>`_)."""
+
+    into = True
+
+    def __init__(self, cname: str, clevel: int, shuffle: int, blocksize: int, typesize: int) -> None:
+        self.arguments = (cname.encode(), clevel, shuffle, blocksize)
+        self.typesize = typesize
+
+    def encode(self, content: Any) -> bytes:
+        frame: bytes = blosc.compress(content, *self.arguments, typesize=self.typesize)
+        return frame
+
+    def decode(self, content: Any, out: Any | None = None) -> Any:
+        view = memoryview(content)
+        # The frame's own sizes, bytes 4 to 8 and 12 to 16, guard the C code against a torn chunk.
+        size = int.from_bytes(view[4:8], "little") if len(view) >= 16 else -1
+        if (
+            len(view) < 16
+            or int.from_bytes(view[12:16], "little") != len(view)
+            or (out is not None and size != len(out))
+        ):
+            expected = "some" if out is None else len(out)
+            raise StorageError(
+                f"a Blosc frame must be whole and hold {expected} bytes; "
+                f"got {len(view)} stored bytes that say they hold {size}"
+            )
+        decoded = blosc.decompress(view, out)
+        return decoded if out is None else out
+
+
+class NumcodecsBytes:
+    """A codec of numcodecs that maps bytes to bytes."""
+
+    def __init__(self, configuration: Mapping[str, Any]) -> None:
+        self.codec = numcodecs.get_codec(dict(configuration))
+        self.decoded_size = {"zstd": _zstd_size, "lz4": _lz4_size}.get(configuration["id"], _unknown_size)
+        self.into = self.decoded_size is not _unknown_size
+
+    def encode(self, content: Any) -> bytes | memoryview:
+        encoded: bytes | memoryview = self.codec.encode(content)
+        return encoded
+
+    def decode(self, content: Any, out: Any | None = None) -> Any:
+        # numcodecs leaves the rest of a buffer as it was if the content is shorter.
+        fits = out is not None and self.decoded_size(memoryview(content)) == len(out)
+        try:
+            decoded = self.codec.decode(content, out if fits else None)
+            return out if fits else decoded
+        except Exception as error:  # codecs raise many kinds
+            raise StorageError(f"a chunk cannot be decoded by {self.codec}: {type(error).__name__}: {error}") from error
+
+
+def _lz4_size(content: memoryview) -> int:
+    return int.from_bytes(content[:4], "little")
+
+
+def _zstd_size(content: memoryview) -> int:
+    """Return the content size that a frame states (RFC 8878, 3.1.1.1), or -1."""
+    if len(content) < 18 or bytes(content[:4]) != b"\x28\xb5\x2f\xfd":
+        return -1
+    descriptor = content[4]
+    single_segment = descriptor >> 5 & 1
+    start = 5 + (1 - single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    width = (single_segment, 2, 4, 8)[descriptor >> 6]
+    if width == 0:
+        return -1
+    return int.from_bytes(content[start : start + width], "little") + (256 if width == 2 else 0)
+
+
+def crc32c(content: bytes) -> bytes:
+    """Return the CRC-32C of some bytes as zarr stores it: four bytes, little-endian."""
+    checksum: int = google_crc32c.value(content)
+    return checksum.to_bytes(4, "little")
+
+
+def _unknown_size(_: memoryview) -> int:
+    return -1
+
+
+class Crc32cBytes:
+    """The content and its CRC-32C, four bytes, little-endian."""
+
+    into = False
+
+    def encode(self, content: Any) -> bytes:
+        body = bytes(content)
+        return body + crc32c(body)
+
+    def decode(self, content: Any, out: Any | None = None) -> Any:
+        view = memoryview(content).cast("B")
+        body = view[:-4]
+        if len(view) < 4 or crc32c(bytes(body)) != bytes(view[-4:]):
+            raise StorageError("a chunk's CRC-32C does not match its bytes")
+        return body
+
+
+def direct_codec(metadata: ArrayV2Metadata | ArrayV3Metadata) -> ChunkCodec | str:
+    """Return how an array's chunks are stored, or why they cannot be read directly.
+
+    For a sharded array the answer is about its inner chunks; see :func:`~.shards.shard_layout`.
+    """
+    if isinstance(metadata, ArrayV2Metadata):
+        return _v2_codec(metadata)
+    codecs: list[Any] = [codec.to_dict() for codec in metadata.codecs]
+    if len(codecs) == 1 and codecs[0]["name"] == "sharding_indexed":
+        codecs = list(codecs[0]["configuration"]["codecs"])
+    return _v3_codec(codecs, np.dtype(metadata.data_type.to_native_dtype()), len(metadata.shape))
+
+
+def _v2_codec(metadata: ArrayV2Metadata) -> ChunkCodec | str:
+    dtype = np.dtype(metadata.dtype.to_native_dtype())
+    if dtype.hasobject or dtype.kind == "T":
+        return f"elements of {dtype} have no fixed size"
+    if metadata.filters:
+        return "it has filters"
+    axes = range(len(metadata.shape))
+    codec: tuple[BytesCodec, ...] = ()
+    if metadata.compressor is not None:
+        configuration = metadata.compressor.get_config()
+        name = configuration["id"]
+        if name == "blosc":
+            codec = (
+                BloscBytes(
+                    configuration["cname"],
+                    configuration["clevel"],
+                    configuration["shuffle"],
+                    configuration.get("blocksize") or 0,
+                    configuration.get("typesize") or dtype.itemsize,
+                ),
+            )
+        elif name in _PLAIN_NUMCODECS:
+            codec = (NumcodecsBytes(configuration),)
+        else:
+            return f"its compressor {name!r} is not among those known"
+    return ChunkCodec(dtype, tuple(reversed(axes)) if metadata.order == "F" else tuple(axes), codec)
+
+
+def _v3_codec(codecs: Sequence[Any], dtype: np.dtype[Any], ndim: int) -> ChunkCodec | str:
+    if dtype.hasobject or dtype.kind == "T":
+        return f"elements of {dtype} have no fixed size"
+    axes = tuple(range(ndim))
+    chain: list[BytesCodec] = []
+    serialized = False
+    for codec in codecs:
+        name, configuration = codec["name"], codec.get("configuration") or {}
+        if name == "bytes" and not serialized:
+            serialized = True
+            endian = configuration.get("endian")
+            dtype = dtype if endian is None else dtype.newbyteorder("<" if endian == "little" else ">")
+        elif not serialized:
+            order = configuration.get("order")
+            if name != "transpose" or not isinstance(order, (list, tuple)):
+                return f"its codec {name!r} is not among those known"
+            axes = tuple(axes[axis] for axis in order)
+        elif name == "blosc":
+            shuffle = _BLOSC_SHUFFLE.get(configuration["shuffle"])
+            if shuffle is None:
+                return f"its Blosc shuffle {configuration['shuffle']!r} is not among those known"
+            typesize = configuration.get("typesize") or dtype.itemsize
+            chain.append(
+                BloscBytes(
+                    configuration["cname"], configuration["clevel"], shuffle, configuration["blocksize"], typesize
+                )
+            )
+        elif name == "crc32c":
+            chain.append(Crc32cBytes())
+        elif name in _V3_NUMCODECS:
+            chain.append(NumcodecsBytes({"id": _V3_NUMCODECS[name], **configuration}))
+        elif name.removeprefix("numcodecs.") in _PLAIN_NUMCODECS and name.startswith("numcodecs."):
+            chain.append(NumcodecsBytes({"id": name.removeprefix("numcodecs."), **configuration}))
+        else:
+            return f"its codec {name!r} is not among those known"
+    return ChunkCodec(dtype, axes, tuple(chain)) if serialized else "its elements are not stored as plain bytes"

@@ -1,0 +1,185 @@
+"""Arrays that do not exist yet: designed in memory while planning, created where they belong while preparing."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import zarr
+from zarr.storage import MemoryStore
+
+from rechunk_exec.errors import PlanError, StorageError
+from rechunk_exec.storage.stored import StoredArray, describe
+from rechunk_exec.storage.stores import open_store
+from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
+from rechunk_exec.tasks import ArrayRef
+
+_OPTIONS = (
+    "compressor",
+    "compressors",
+    "filters",
+    "serializer",
+    "fill_value",
+    "order",
+    "attributes",
+    "chunk_key_encoding",
+    "dimension_names",
+    "config",
+)
+_ELSEWHERE = {
+    "shape": "it is the source's",
+    "dtype": "values are copied, not converted",
+    "chunks": "give it as target_chunks",
+    "shards": "give it as target_shards",
+    "zarr_format": "give it as zarr_format",
+    "store": "give it as target_store",
+    "name": "give it as array_name",
+    "overwrite": "give it as mode='overwrite'",
+    "storage_options": "give it as storage_options",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """An array that can be created: its arguments were accepted by zarr, in memory."""
+
+    arguments: Mapping[str, Any]
+    """For ``zarr.create_array``, all but where."""
+    like: StoredArray
+    """What the array will be, made in memory."""
+    notes: tuple[str, ...] = ()
+    """What could not be carried over as it was, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetWishes:
+    """What the target is to be, beyond what it takes over from the source."""
+
+    chunk: tuple[int, ...]
+    shard: tuple[int, ...] | None
+    zarr_format: int
+    options: Mapping[str, Any]
+    """Arguments of ``zarr.create_array``, and rechunker's ``compressor``."""
+
+
+def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
+    """Return the design of an array like ``source`` with other chunks.
+
+    Raises
+    ------
+    PlanError
+        If the format cannot hold it, or an option is not one of zarr's.
+    """
+    if wishes.zarr_format not in (2, 3):
+        raise PlanError(f"zarr_format must be 2, 3 or None (the source's); got {wishes.zarr_format!r}")
+    if wishes.shard is not None and wishes.zarr_format == 2:
+        raise PlanError(
+            f"shards need zarr format 3; got target_shards={wishes.shard} and format 2; "
+            "give zarr_format=3 or no target_shards"
+        )
+    options = _options(wishes, source.dtype.itemsize)
+    # An option replaces what would be carried over, so that is not asked for where it could not be.
+    relaxed = _without(source, options)
+    carried = carry_over(relaxed, wishes.zarr_format)
+    arguments = {
+        **carried.arguments,
+        "shape": source.shape,
+        "chunks": wishes.chunk,
+        **({} if wishes.shard is None else {"shards": wishes.shard}),
+        **options,
+    }
+    return Design(arguments=arguments, like=_prototype(arguments), notes=carried.notes)
+
+
+def design_intermediate(source: StoredArray, chunk: tuple[int, ...]) -> Design:
+    """Return the design of an uncompressed array like ``source``, in the source's format, which can hold its dtype."""
+    carried = carry_over(source, source.metadata.zarr_format).arguments
+    keep = {"dtype", "zarr_format", "fill_value", "serializer"}
+    if source.fill is None and source.codec is None:
+        keep |= {"filters"}  # strings and objects have no other form in format 2
+    arguments = {name: value for name, value in carried.items() if name in keep}
+    arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None}
+    if "filters" not in arguments:
+        arguments["filters"] = None
+    return Design(arguments=arguments, like=_prototype(arguments))
+
+
+def create(design: Design, ref: ArrayRef) -> None:
+    """Create the array's metadata where ``ref`` says.
+
+    Raises
+    ------
+    StorageError
+        If the store cannot be written.
+    """
+    try:
+        _create(open_store(ref, read_only=False), ref.path, design.arguments)
+    except Exception as error:
+        raise StorageError(f"cannot create the array {ref}: {type(error).__name__}: {error}") from error
+
+
+def _options(wishes: TargetWishes, itemsize: int) -> dict[str, Any]:
+    options = dict(wishes.options)
+    for name in options:
+        if name in _ELSEWHERE:
+            raise PlanError(f"target_options cannot set {name!r}: {_ELSEWHERE[name]}")
+        if name not in _OPTIONS:
+            raise PlanError(f"target_options knows {', '.join(_OPTIONS)}; got {name!r}")
+    if "compressor" in options:
+        if "compressors" in options:
+            raise PlanError("target_options takes compressor or compressors; got both")
+        compressor = options.pop("compressor")
+        options["compressors"] = compressor
+    compressors = options.get("compressors", "auto")
+    if compressors is not None and compressors != "auto":
+        several = list(compressors) if isinstance(compressors, (list, tuple)) else [compressors]
+        if wishes.zarr_format == 3:
+            options["compressors"] = [v3_compressor(codec, itemsize) for codec in several]
+        elif len(several) != 1:
+            raise PlanError(f"zarr format 2 holds one compressor; got {several}")
+        else:
+            options["compressors"] = v2_compressor(several[0])
+    return options
+
+
+def _without(source: StoredArray, options: Mapping[str, Any]) -> StoredArray:
+    """Return the source as if it did not have the codecs that the options replace."""
+    metadata: Any = source.metadata
+    if metadata.zarr_format == 2:
+        if "filters" in options and source.fill is not None:
+            metadata = dataclasses.replace(metadata, filters=None)
+        if "compressors" in options:
+            metadata = dataclasses.replace(metadata, compressor=None)
+    elif "filters" in options or "compressors" in options:
+        filters, serializer, compressors = split_codecs(metadata)
+        kept = (
+            *(() if "filters" in options else filters),
+            serializer,
+            *(() if "compressors" in options else compressors),
+        )
+        metadata = dataclasses.replace(metadata, codecs=kept)
+    return source if metadata is source.metadata else dataclasses.replace(source, metadata=metadata)
+
+
+def _prototype(arguments: Mapping[str, Any]) -> StoredArray:
+    try:
+        return describe(_create(MemoryStore(), "", arguments))
+    except PlanError:
+        raise
+    except Exception as error:
+        zarr_format = arguments["zarr_format"]
+        raise PlanError(
+            f"an array of shape {arguments['shape']} and dtype {arguments['dtype']} with these codecs cannot be in "
+            f"zarr format {zarr_format}: {type(error).__name__}: {error}; give target_options={{'filters': 'auto', "
+            "'compressors': 'auto', 'serializer': 'auto'} for the format's defaults, or the other zarr_format"
+        ) from error
+
+
+def _create(store: Any, path: str, arguments: Mapping[str, Any]) -> zarr.Array[Any]:
+    with warnings.catch_warnings():
+        # zarr warns of dtypes and codecs that its specification does not have yet; the source has them already.
+        warnings.simplefilter("ignore")
+        return zarr.create_array(store, name=path or None, overwrite=False, **arguments)

@@ -1,0 +1,243 @@
+"""Reading and writing chunks without zarr's array layer. See :mod:`.chunkcodec` for when that can be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, bytes_of
+from rechunk_exec.storage.chunkcodec import ChunkCodec
+from rechunk_exec.storage.objects import Objects, ObjectWriter
+from rechunk_exec.storage.shards import EMPTY
+from rechunk_exec.storage.stored import StoredArray
+
+_SHARD_INDICES_KEPT = 64
+
+
+class DirectReader(UnitReader):
+    """Decodes chunks straight into the region where they lie in one piece, else through scratch memory."""
+
+    way = "direct"
+
+    def __init__(self, stored: StoredArray, objects: Objects) -> None:
+        assert stored.codec is not None
+        super().__init__(stored)
+        self.codec: ChunkCodec = stored.codec
+        self.objects = objects
+        self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
+        self._shard_entries = lru_cache(maxsize=_SHARD_INDICES_KEPT)(self._read_shard_entries)
+
+    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+        """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
+        low, high = self.unit_box(unit)
+        inside, within = region.overlap(low, high)
+        target = region.elements[inside]
+        moved = prod(stop - start for start, stop in zip(low, high, strict=True)) * self.codec.dtype.itemsize
+        whole = target.shape == self.stored.chunk and target.flags.c_contiguous and self.codec.c_order
+        # Raw chunks in one piece need no scratch at all: the store's bytes go where they belong.
+        straight = whole and self.codec.raw
+        content = self._fetch(unit, lambda size: self._destination(target, size) if straight else scratch.stored(size))
+        if content is None:
+            target[...] = self.stored.absent
+            return Moved(moved, 0)
+        if self.codec.raw and len(content) != self.chunk_bytes:
+            raise StorageError(
+                f"chunk {unit} of {self.stored.array.store_path} must hold {self.chunk_bytes} bytes; got {len(content)}"
+            )
+        if straight:
+            destination = bytes_of(target)
+            if content.obj is not destination.obj:
+                destination[:] = content
+        elif whole:
+            self.codec.decode(content, bytes_of(target))
+        else:
+            buffer = content
+            if not self.codec.raw:
+                buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
+                self.codec.decode(content, buffer)
+            target[...] = self.codec.frame(buffer, self.stored.chunk)[within]
+        return Moved(moved, len(content))
+
+    def _destination(self, target: NDArray[Any], size: int) -> memoryview:
+        if size != self.chunk_bytes:
+            raise StorageError(
+                f"a chunk of {self.stored.array.store_path} must hold {self.chunk_bytes} bytes; got {size}"
+            )
+        return bytes_of(target)
+
+    def _fetch(self, unit: Index, allocate: Any) -> memoryview | None:
+        shard, index = self.stored.shard, self.stored.index
+        if shard is None or index is None:
+            return self.objects.read(self.stored.metadata.encode_chunk_key(unit), allocate)
+        key = self.stored.metadata.encode_chunk_key(
+            tuple(number // count for number, count in zip(unit, index.grid_shape, strict=True))
+        )
+        entries = self._shard_entries(key)
+        if entries is None:
+            return None
+        place = tuple(number % count for number, count in zip(unit, index.grid_shape, strict=True))
+        offset, length = (int(number) for number in entries[place])
+        if offset == EMPTY and length == EMPTY:
+            return None
+        content = self.objects.read(key, allocate, offset, length)
+        if content is None or len(content) != length:
+            raise StorageError(
+                f"the shard {key} of {self.stored.array.store_path} ends before its chunk {place}: it is torn"
+            )
+        return content
+
+    def _read_shard_entries(self, key: str) -> NDArray[np.uint64] | None:
+        index = self.stored.index
+        assert index is not None
+        start = 0 if index.at_start else -index.nbytes
+        content = self.objects.read(key, lambda size: memoryview(bytearray(size)), start, index.nbytes)
+        return None if content is None else index.decode(content, f"{key} of {self.stored.array.store_path}")
+
+
+class DirectWriter(UnitWriter):
+    """Encodes the chunks of a region and writes each object whole: a chunk, or a shard as its chunks come."""
+
+    way = "direct"
+
+    def __init__(self, stored: StoredArray, objects: Objects) -> None:
+        assert stored.codec is not None
+        super().__init__(stored)
+        self.codec: ChunkCodec = stored.codec
+        self.objects = objects
+        self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
+
+    def jobs(self, region: Region) -> Iterator[_ChunkJob]:
+        """Yield the chunks of the region's objects, object by object."""
+        unit = self.stored.write_unit
+        ratio = tuple(size // chunk for size, chunk in zip(unit, self.stored.chunk, strict=True))
+        for number in region.units(unit):
+            chunks = [
+                range(position * count, min((position + 1) * count, -(-stop // chunk)))
+                for position, count, chunk, stop in zip(number, ratio, self.stored.chunk, region.stop, strict=True)
+            ]
+            target = _OpenObject(
+                self, self.stored.metadata.encode_chunk_key(number), prod(len(axis) for axis in chunks)
+            )
+            for index in product(*chunks):
+                yield _ChunkJob(target, index, tuple(i % count for i, count in zip(index, ratio, strict=True)))
+
+    def write(self, job: Any, region: Region, scratch: Scratch) -> int:
+        """Encode one chunk and add it to its object; return the stored bytes of an object that this completes."""
+        low = tuple(number * size for number, size in zip(job.index, self.stored.chunk, strict=True))
+        high = tuple(
+            min(start + size, n) for start, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True)
+        )
+        part = region.elements[region.overlap(low, high)[0]]
+        target: _OpenObject = job.target
+        try:
+            elements = self._gather(part, scratch)
+            if self.stored.fill is not None and is_filled(elements, self.stored.fill):
+                return target.leave_out()
+            return target.add(job.place, self.codec.encode(elements))
+        except BaseException:
+            target.abort()
+            raise
+
+    def _gather(self, part: NDArray[Any], scratch: Scratch) -> memoryview:
+        whole = part.shape == self.stored.chunk
+        if whole and part.flags.c_contiguous and self.codec.c_order and part.dtype == self.codec.dtype:
+            return bytes_of(part)
+        buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
+        frame = self.codec.frame(buffer, self.stored.chunk)
+        if not whole:
+            frame[...] = self.stored.absent
+        frame[tuple(slice(size) for size in part.shape)] = part
+        return buffer
+
+
+class _ChunkJob:
+    """One chunk of a region, on its way into an object."""
+
+    __slots__ = ("index", "place", "target")
+
+    def __init__(self, target: _OpenObject, index: Index, place: Index) -> None:
+        self.target, self.index, self.place = target, index, place
+
+
+class _OpenObject:
+    """An object that is being written: it is committed by whoever brings its last chunk."""
+
+    def __init__(self, writer: DirectWriter, key: str, count: int) -> None:
+        self.objects, self.key = writer.objects, key
+        self.index = writer.stored.index
+        self.entries = None if self.index is None else self.index.empty()
+        self.missing = count
+        self.object: ObjectWriter | None = None
+        self.failed = False
+        self.lock = threading.Lock()
+
+    def add(self, place: Index, content: bytes | memoryview) -> int:
+        with self.lock:
+            if self.failed:
+                return 0
+            if self.object is None:
+                self.object = self.objects.create(self.key)
+                if self.index is not None and self.index.at_start:
+                    self.object.append(bytes(self.index.nbytes))
+            growing = self.object
+        offset = growing.append(content)
+        if self.entries is not None:
+            self.entries[place] = offset, len(content)
+        return self._one_less()
+
+    def leave_out(self) -> int:
+        return self._one_less()
+
+    def abort(self) -> None:
+        with self.lock:
+            self.failed = True
+            if self.object is not None:
+                self.object.abort()
+                self.object = None
+
+    def _one_less(self) -> int:
+        with self.lock:
+            self.missing -= 1
+            if self.missing or self.failed:
+                return 0
+        if self.object is None:  # all of it is fill value
+            self.objects.delete(self.key)
+            return 0
+        if self.index is not None and self.entries is not None:
+            content = self.index.encode(self.entries)
+            if self.index.at_start:
+                self.object.place(content, 0)
+            else:
+                self.object.append(content)
+        return self.object.commit()
+
+
+def is_filled(elements: memoryview, fill: bytes) -> bool:
+    r"""Whether every element has exactly the bits of ``fill``.
+
+    Examples
+    --------
+    >>> is_filled(memoryview(bytes(8)), bytes(4))
+    True
+    >>> is_filled(memoryview(b"\x00\x00\x00\x00\x00\x00\x00\x80"), bytes(4))  # 0.0 and -0.0
+    False
+    """
+    size = len(fill)
+    if elements[:size] != fill or elements[-size:] != fill:
+        return False
+    # A run of one element equals itself moved by one element; compared a piece at a time, so that nothing large is
+    # made.
+    piece = max(1, 65536 // size) * size
+    pattern = fill * (piece // size)
+    return all(
+        bytes(elements[start : start + piece]) == pattern[: len(elements) - start]
+        for start in range(0, len(elements), piece)
+    )

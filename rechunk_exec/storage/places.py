@@ -1,0 +1,195 @@
+"""Where arrays go: what is there already, what may be removed, what lies beside it.
+
+Only what we made and marked is ever removed, and an array that the caller asked to be replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+
+from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
+from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.stored import open_array
+from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.tasks import ArrayRef
+
+_MARKER = ".rechunk_exec-temp"
+
+
+def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
+    """Return the place beside an array, under its name with ``ending`` before ``.zarr``; None if it has no beside."""
+    name = ref.path or (ref.store if isinstance(ref.store, str) else "")
+    if not name:
+        return None
+    stem, dot, kind = name.rstrip("/").rpartition(".")
+    renamed = f"{stem}{ending}{dot}{kind}" if kind == "zarr" and stem else name.rstrip("/") + ending
+    if ref.path:
+        return replace(ref, path=renamed)
+    return replace(ref, store=renamed)
+
+
+def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
+    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if that has no beside.
+
+    Its name follows from the target's, so that a job begun again finds what it left.
+    """
+    digest = hashlib.sha256(str(target).encode()).hexdigest()[:12]
+    if temp is not None:
+        return child(temp, f"rechunk_exec-{digest}")
+    if target.path:
+        return replace(target, path=f"{target.path}.rechunk_exec-{digest}")
+    return replace(target, store=f"{target.store}.rechunk_exec-{digest}") if isinstance(target.store, str) else None
+
+
+def child(ref: ArrayRef, name: str) -> ArrayRef:
+    """Return the place ``name`` inside another one."""
+    if isinstance(ref.store, str) and not ref.path:
+        return replace(ref, store=f"{ref.store.rstrip('/')}/{name}")
+    return replace(ref, path=f"{ref.path}/{name}".lstrip("/"))
+
+
+def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
+    """Raise :class:`PlanError` if one array lies at or inside the other, through symbolic links too."""
+    here, there = local_path(source), local_path(target)
+    if here is not None and there is not None:
+        one, other = Path(os.path.realpath(here)), Path(os.path.realpath(there))
+        related = one == other or one in other.parents or other in one.parents
+    else:
+        same = source.store is target.store or (isinstance(source.store, str) and source.store == target.store)
+        same = same or (isinstance(source.store, Store) and source.store == target.store)
+        one_path, other_path = f"{source.path}/".lstrip("/"), f"{target.path}/".lstrip("/")
+        related = same and (one_path.startswith(other_path) or other_path.startswith(one_path))
+    if related:
+        raise PlanError(
+            f"source and target must not be the same or inside each other; got {source} and {target}; "
+            "give another target_store"
+        )
+
+
+def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
+    """Raise :class:`TargetExistsError` if the target's place is taken by what ``mode`` does not replace."""
+    what = _occupant(target)
+    if what is None or (mode == "overwrite" and what == "an array"):
+        return
+    remedy = (
+        "mode='overwrite' replaces arrays only; remove it yourself, or give another target_store"
+        if mode == "overwrite"
+        else "give mode='overwrite' to replace an array, or another target_store"
+    )
+    raise TargetExistsError(
+        f"the target's place must be free: {what} is at {target} (the source is {source}); "
+        f"nothing was touched; {remedy}"
+    )
+
+
+def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
+    """Raise :class:`StorageError` if a local place is on a read-only or too full disk."""
+    path = local_path(ref)
+    if path is None:
+        if getattr(ref.store, "read_only", False):
+            raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
+        return
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise StorageError(f"the {purpose} must be in a folder; {there} is a file, so {path} cannot be")
+    if not os.access(there, os.W_OK) or os.statvfs(there).f_flag & os.ST_RDONLY:
+        raise StorageError(f"the {purpose} must be writable; {there} is not, so {path} cannot be; give another place")
+    free = shutil.disk_usage(there).free
+    if free < needed_bytes:
+        raise StorageError(
+            f"the {purpose} needs {needed_bytes} bytes; the disk of {there} has {free} left; "
+            "make room or give another place"
+        )
+
+
+def mark_temp(place: ArrayRef, target: ArrayRef) -> None:
+    """Mark a folder of intermediates as ours, or find it marked.
+
+    Raises
+    ------
+    TargetExistsError
+        If something is there that is not ours.
+    """
+    objects = objects_of(open_store(place, read_only=False), place.path)
+    if objects.read(_MARKER, lambda size: memoryview(bytearray(size))) is not None:
+        return
+    if _occupant(place) is not None:
+        raise TargetExistsError(f"the place of the intermediates must be free or ours; {place} is neither; remove it")
+    writer = objects.create(_MARKER)
+    writer.append(str(target).encode())
+    writer.commit()
+
+
+def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
+    """Remove the named intermediates and the mark, and the folder if that leaves it empty."""
+    for name in names:
+        remove_array(child(place, name))
+    objects_of(open_store(place, read_only=False), place.path).delete(_MARKER)
+    path = local_path(place)
+    if path is not None:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def remove_array(ref: ArrayRef) -> None:
+    """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata."""
+    path = local_path(ref)
+    try:
+        if path is None:
+            store: Any = open_store(ref, read_only=False)
+            sync(store.delete_dir(ref.path))
+        elif path.is_dir():
+            aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.removed")
+            path.rename(aside)
+            shutil.rmtree(aside)
+    except OSError as error:
+        raise StorageError(f"cannot remove the array {ref}: {error}") from error
+
+
+def _occupant(ref: ArrayRef) -> str | None:
+    """Return what is at a place, for people; None if it is free. An empty folder is free."""
+    path = local_path(ref)
+    if path is not None:
+        if path.is_symlink() and not path.exists():
+            return "a broken symbolic link"
+        if not path.exists():
+            return None
+        if not path.is_dir():
+            return "a file"
+        names = {entry.name for entry in path.iterdir()}
+        if not names:
+            return None
+    else:
+        names = set(sync(_names(open_store(ref, read_only=True), ref.path)))
+        if not names:
+            return None
+    if ".zarray" in names:
+        return "an array"
+    if "zarr.json" in names:
+        return _node_kind(ref)
+    return "a group" if ".zgroup" in names else "something that is no zarr array"
+
+
+def _node_kind(ref: ArrayRef) -> str:
+    try:
+        open_array(ref, read_only=True)
+    except StorageError:
+        return "a group, or a damaged array,"
+    return "an array"
+
+
+async def _names(store: Store, path: str) -> list[str]:
+    return [name async for name in store.list_dir(path)]

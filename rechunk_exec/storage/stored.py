@@ -1,0 +1,127 @@
+"""An opened array, as the copying sees it: its grid of chunks, how they are stored, and what stands for absent ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.core.metadata.v3 import ArrayV3Metadata
+
+from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.storage.chunkcodec import ChunkCodec, direct_codec
+from rechunk_exec.storage.shards import ShardIndex, shard_index
+from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.tasks import ArrayRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredArray:
+    """What the metadata of an array say of its chunks."""
+
+    array: zarr.Array[Any]
+    metadata: ArrayV2Metadata | ArrayV3Metadata
+    shape: tuple[int, ...]
+    """In elements."""
+    dtype: np.dtype[Any]
+    """Of the elements in memory, in the stored byte order."""
+    chunk: tuple[int, ...]
+    """What one call of a codec encodes: the inner chunk if there are shards, in elements, as stored (not clipped)."""
+    shard: tuple[int, ...] | None
+    """What one object holds, if more than one chunk, in elements."""
+    codec: ChunkCodec | None
+    """How to decode a chunk without zarr; None if zarr has to."""
+    index: ShardIndex | None
+    """The form of a shard's index, if there are shards that can be read without zarr."""
+    reason: str
+    """Why zarr has to decode, or empty."""
+    absent: Any
+    """The scalar that stands for elements of absent chunks."""
+    fill: bytes | None
+    """One element's bytes that mark a chunk as not worth storing; None if every chunk is stored (null fill,
+    strings)."""
+
+    @property
+    def write_unit(self) -> tuple[int, ...]:
+        """What one write replaces whole, in elements, not clipped."""
+        return self.shard or self.chunk
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a decoded chunk."""
+        return prod(self.chunk) * self.dtype.itemsize
+
+
+def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
+    """Open the array that ``ref`` names.
+
+    Raises
+    ------
+    StorageError
+        If nothing is there, what is there is no array, or it cannot be read.
+    """
+    try:
+        array = zarr.open_array(
+            store=open_store(ref, read_only=read_only), path=ref.path, mode="r" if read_only else "r+"
+        )
+    except (StorageError, MissingExtraError):
+        raise
+    except Exception as error:
+        raise StorageError(f"{_what_is_there(ref)}: {ref} (zarr says: {type(error).__name__}: {error})") from error
+    return describe(array)
+
+
+def describe(array: zarr.Array[Any]) -> StoredArray:
+    """Return what an open array's metadata say of its chunks."""
+    metadata = array.metadata
+    try:
+        chunk, shard = tuple(array.chunks), array.shards
+    except NotImplementedError as error:
+        raise StorageError(
+            f"arrays with a regular chunk grid can be copied; {array.name or array.store_path} has another: {error}"
+        ) from error
+    codec = direct_codec(metadata)
+    index: ShardIndex | str | None = None
+    if shard is not None and not isinstance(metadata, ArrayV2Metadata):
+        sharding: Any = metadata.codecs[0].to_dict()
+        index = "" if isinstance(codec, str) else shard_index(sharding["configuration"], tuple(shard))
+    reason = codec if isinstance(codec, str) else index if isinstance(index, str) else ""
+    dtype = codec.dtype if isinstance(codec, ChunkCodec) else np.dtype(array.dtype)
+    absent, fill = _fill(metadata, dtype)
+    return StoredArray(
+        array=array,
+        metadata=metadata,
+        shape=tuple(array.shape),
+        dtype=dtype,
+        chunk=chunk,
+        shard=None if shard is None else tuple(shard),
+        codec=codec if isinstance(codec, ChunkCodec) and not reason else None,
+        index=index if isinstance(index, ShardIndex) and not reason else None,
+        reason=reason,
+        absent=absent,
+        fill=fill,
+    )
+
+
+def _fill(metadata: ArrayV2Metadata | ArrayV3Metadata, dtype: np.dtype[Any]) -> tuple[Any, bytes | None]:
+    value = metadata.fill_value
+    if value is None:  # zarr v2's null: absent chunks read as the dtype's default, and no chunk is left out
+        return metadata.dtype.default_scalar(), None
+    if dtype.hasobject or dtype.kind == "T":
+        return value, None
+    scalar = np.array(value, dtype=dtype)
+    return scalar[()], scalar.tobytes()
+
+
+def _what_is_there(ref: ArrayRef) -> str:
+    path = local_path(ref)
+    if path is None:
+        return "no array could be opened at"
+    if not path.exists():
+        return "nothing is at the path of the array"
+    if (path / ".zgroup").exists() or (path / "zarr.json").exists():
+        return "a group, not an array, is at"
+    return "something that is no zarr array is at"

@@ -1,0 +1,130 @@
+"""Reading and writing through zarr's array layer, for what the direct way cannot serve.
+
+The codecs run in the Rust pipeline of the package ``zarrs`` where that knows the array, else in zarr's own. Either is
+given to our own array object only: zarr's process-wide configuration stays as the user left it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.abc.codec import CodecPipeline
+from zarr.abc.store import Store
+from zarr.core.array import AsyncArray
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.core.metadata.v3 import ArrayV3Metadata
+
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, bytes_of
+from rechunk_exec.storage.direct import is_filled
+from rechunk_exec.storage.objects import Objects
+from rechunk_exec.storage.stored import StoredArray
+
+
+class ZarrReader(UnitReader):
+    """Reads one chunk at a time through a zarr array."""
+
+    def __init__(self, stored: StoredArray) -> None:
+        super().__init__(stored)
+        self.array, self.way = _own_array(stored, stored.shape)
+
+    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+        """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
+        low, high = self.unit_box(unit)
+        inside, within = region.overlap(low, high)
+        selection = tuple(slice(a + part.start, a + part.stop) for a, part in zip(low, within, strict=True))
+        target = region.elements[inside]
+        # zarrs fills contiguous memory only.
+        out: Any = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+        try:
+            self.array.get_basic_selection(selection, out=default_buffer_prototype().nd_buffer(out))
+        except Exception as error:
+            raise StorageError(
+                f"chunk {unit} of {self.stored.array.store_path} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+        if out is not target:
+            target[...] = out
+        return Moved(prod(b - a for a, b in zip(low, high, strict=True)) * self.stored.dtype.itemsize, 0)
+
+
+class ZarrWriter(UnitWriter):
+    """Writes one whole write unit at a time through a zarr array.
+
+    zarr reads a unit before it writes a part of it, also at the array's edge, where a torn one would then fail every
+    retry. So it is given an array that is a whole number of write units long; only the chunks are stored from it.
+    """
+
+    def __init__(self, stored: StoredArray, objects: Objects) -> None:
+        super().__init__(stored)
+        unit = stored.write_unit
+        padded = tuple(-(-n // size) * size for n, size in zip(stored.shape, unit, strict=True))
+        self.array, self.way = _own_array(stored, padded)
+        self.objects = objects
+
+    def jobs(self, region: Region) -> Iterator[Index]:
+        """Yield the write units of the region."""
+        return region.units(self.stored.write_unit)
+
+    def write(self, job: Any, region: Region, scratch: Scratch) -> int:
+        """Write one unit."""
+        unit = self.stored.write_unit
+        low = tuple(number * size for number, size in zip(job, unit, strict=True))
+        high = tuple(start + size for start, size in zip(low, unit, strict=True))
+        part = region.elements[region.overlap(low, high)[0]]
+        elements = part if part.shape == unit and part.flags.c_contiguous else self._gather(part)
+        try:
+            if self.stored.fill is not None and is_filled(bytes_of(elements), self.stored.fill):
+                self.objects.delete(self.stored.metadata.encode_chunk_key(job))
+            else:
+                self.array.set_basic_selection(tuple(map(slice, low, high)), elements)
+        except StorageError:
+            raise
+        except Exception as error:
+            raise StorageError(
+                f"unit {job} of {self.stored.array.store_path} cannot be written: {type(error).__name__}: {error}"
+            ) from error
+        return 0
+
+    def _gather(self, part: NDArray[Any]) -> NDArray[Any]:
+        elements = np.full(self.stored.write_unit, self.stored.absent, dtype=self.stored.dtype)
+        elements[tuple(slice(size) for size in part.shape)] = part
+        return elements
+
+
+def _own_array(stored: StoredArray, shape: tuple[int, ...]) -> tuple[zarr.Array[Any], str]:
+    """Return an array object of ours on the same chunks, and the name of the pipeline that it uses."""
+    metadata: Any = dataclasses.replace(stored.metadata, shape=shape)
+    store_path = stored.array.store_path
+    # zarr takes NaNs of any payload for the fill value; only then are such inner chunks written out.
+    config: Any = {"order": "C", "write_empty_chunks": bool(stored.fill is not None and stored.absent != stored.absent)}
+    array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
+    pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype)
+    if pipeline is not None:
+        object.__setattr__(array, "codec_pipeline", pipeline)
+    return zarr.Array(array), "zarr" if pipeline is None else "zarrs"
+
+
+def zarrs_pipeline(
+    metadata: ArrayV2Metadata | ArrayV3Metadata, store: Store, dtype: np.dtype[Any]
+) -> CodecPipeline | None:
+    """Return the Rust pipeline for an array, or None where it would hand the work to zarr's own."""
+    # The kinds and byte orders that zarrs 0.2 passes on to zarr while it runs.
+    if dtype.kind in "VSUMmOT" or not dtype.isnative or metadata.fill_value is None:
+        return None
+    from zarrs import ZarrsCodecPipeline
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where it cannot serve, which is our question
+        try:
+            pipeline = ZarrsCodecPipeline.from_array_metadata_and_store(metadata, store)
+        except Exception:  # noqa: BLE001 - whatever it says, it does not serve
+            return None
+    return pipeline if pipeline.impl is not None else None

@@ -1,0 +1,219 @@
+"""Tasks as data. Layer: above :mod:`rechunk_exec.plans`, below everything that touches a store.
+
+A :class:`Stage` is a :class:`~rechunk_exec.plans.StagePlan` plus the names of the two arrays it copies between. It is a
+lazy sequence of :class:`CopyTask`: constant in size however many tasks it has, so a worker gets the stage once and then
+numbers, and makes its own tasks. A task is a few integers and strings; what runs it is
+:func:`rechunk_exec.copy.run_task`, and what it gives back is a :class:`~rechunk_exec.results.TaskResult`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, overload
+
+from rechunk_exec import wire
+from rechunk_exec.errors import PlanError, SerializationError
+from rechunk_exec.plans import StagePlan
+
+OptionValue: TypeAlias = str | int | float | bool | None
+
+_SECRET_WORDS = ("secret", "password", "token", "credential", "access_key", "account_key", "sas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayRef:
+    """The name of a zarr array: enough for any process that sees the store to open it."""
+
+    store: str | object
+    """A path or URL; or a live zarr store, which then travels by pickle only."""
+    path: str = ""
+    """The array's path inside the store."""
+    storage_options: Mapping[str, OptionValue] = field(default_factory=dict, hash=False)
+    """Options for a URL's file system. Secrets are refused: credentials come from a worker's own environment."""
+
+    def __post_init__(self) -> None:
+        secrets = [name for name in self.storage_options if any(word in name.lower() for word in _SECRET_WORDS)]
+        if secrets or "key" in self.storage_options:
+            raise SerializationError(
+                f"a task carries no credentials; got the storage option {(secrets or ['key'])[0]!r}; "
+                "set the credentials in the environment of the workers"
+            )
+
+    @property
+    def by_name(self) -> bool:
+        """Whether another process can open the array from this reference alone."""
+        return isinstance(self.store, str)
+
+    @property
+    def key(self) -> Hashable:
+        """What tells this reference from others inside one process."""
+        return (
+            self.store if isinstance(self.store, str) else id(self.store),
+            self.path,
+            tuple(sorted(self.storage_options.items())),
+        )
+
+    def __str__(self) -> str:
+        store = self.store if isinstance(self.store, str) else f"<{type(self.store).__name__}>"
+        return f"{store}/{self.path}" if self.path else store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyTask:
+    """One region of one stage: copy the box ``[start, stop)`` from ``source`` to ``target``.
+
+    The box is whole write units of the target, or reaches to its edge, so no other task of the stage writes to them: a
+    task needs no lock, and may run again, or twice at once.
+    """
+
+    stage: int
+    """The number of the stage, from 0."""
+    index: int
+    """The number of the task in its stage, from 0, in C order of the regions."""
+    start: tuple[int, ...]
+    """First element of the region, on each axis."""
+    stop: tuple[int, ...]
+    """One past the last element of the region, on each axis."""
+    source: ArrayRef
+    target: ArrayRef
+    threads: int
+    """How many units are decoded or encoded at once."""
+    predicted_bytes: int
+    """The most this task holds at once, by :mod:`rechunk_exec.memory`."""
+    job: str = ""
+    """The job's name: what a worker keeps of one job never serves another."""
+    record: bool = False
+    """Whether the task leaves its result beside the target, for a driver that cannot be told."""
+
+    def __post_init__(self) -> None:
+        if len(self.start) != len(self.stop) or not all(
+            0 <= low < high for low, high in zip(self.start, self.stop, strict=False)
+        ):
+            raise PlanError(f"a task's box must have 0 <= start < stop on each axis; got {self.start} to {self.stop}")
+        if min(self.stage, self.index, self.predicted_bytes, self.threads - 1) < 0:
+            raise PlanError(
+                "a task's stage, index and predicted_bytes must be at least 0 and its threads at least 1; got "
+                f"{self.stage}, {self.index}, {self.predicted_bytes} and {self.threads}"
+            )
+
+    def to_json(self) -> str:
+        """Return the task as one line of JSON."""
+        return wire.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> CopyTask:
+        """Return the task that ``text`` holds; :class:`SerializationError` if it holds none."""
+        return wire.from_json(cls, text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(Sequence[CopyTask]):
+    """One copy of the whole array, as a lazy sequence of tasks.
+
+    Its size does not depend on the number of tasks, and neither does the time to build, pickle or send it.
+    """
+
+    number: int
+    """The number of the stage, from 0."""
+    plan: StagePlan
+    source: ArrayRef
+    target: ArrayRef
+    job: str = ""
+    """The job's name, the same for all stages of a job."""
+    record: bool = False
+    """Whether tasks leave their results beside the target, for a driver that cannot be told."""
+
+    def __len__(self) -> int:
+        return self.plan.tasks
+
+    @overload
+    def __getitem__(self, index: int) -> CopyTask: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[CopyTask]: ...
+    def __getitem__(self, index: int | slice) -> CopyTask | Sequence[CopyTask]:
+        if isinstance(index, slice):
+            return _TaskRange(self, range(len(self))[index])
+        position = range(len(self))[index]
+        start, stop = self.plan.box(position)
+        return CopyTask(
+            stage=self.number,
+            index=position,
+            start=start,
+            stop=stop,
+            source=self.source,
+            target=self.target,
+            threads=self.plan.threads,
+            predicted_bytes=self.plan.task_bytes,
+            job=self.job,
+            record=self.record,
+        )
+
+    def __iter__(self) -> Iterator[CopyTask]:
+        return (self[index] for index in range(len(self)))
+
+    def __contains__(self, task: object) -> bool:
+        return isinstance(task, CopyTask) and 0 <= task.index < len(self) and self[task.index] == task
+
+    @property
+    def by_name(self) -> bool:
+        """Whether other processes can open both arrays from the stage alone."""
+        return self.source.by_name and self.target.by_name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array, in elements."""
+        return self.plan.shape
+
+    @property
+    def region(self) -> tuple[int, ...]:
+        """Shape of the box that one task copies, in elements."""
+        return self.plan.region
+
+    @property
+    def read_unit(self) -> tuple[int, ...]:
+        """The smallest box that the stage's source decodes on its own, in elements."""
+        return self.plan.read_unit
+
+    @property
+    def write_unit(self) -> tuple[int, ...]:
+        """The box that one write replaces whole, in elements."""
+        return self.plan.write_unit
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks; the same as ``len(stage)``."""
+        return self.plan.tasks
+
+    def box(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return ``(start, stop)`` of task ``index``, in elements."""
+        return self.plan.box(index)
+
+    def to_json(self) -> str:
+        """Return the stage as one line of JSON."""
+        return wire.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Stage:
+        """Return the stage that ``text`` holds; :class:`SerializationError` if it holds none."""
+        return wire.from_json(cls, text)
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskRange(Sequence[CopyTask]):
+    """Some tasks of a stage, as lazy as the stage."""
+
+    stage: Stage
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> CopyTask: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[CopyTask]: ...
+    def __getitem__(self, index: int | slice) -> CopyTask | Sequence[CopyTask]:
+        if isinstance(index, slice):
+            return _TaskRange(self.stage, self.numbers[index])
+        return self.stage[self.numbers[index]]

@@ -1,0 +1,221 @@
+"""Records as JSON and back. Layer: the ground; imports only :mod:`rechunk_exec.errors`.
+
+A record is a frozen dataclass of integers, floats, strings, booleans, ``None``, tuples, string-keyed mappings and other
+records. Its document is a JSON object of its fields, plus two members that say what it is::
+
+    {"rechunk_exec": 1, "type": "CopyTask", "stage": 0, "index": 7, ...}
+
+Reading is strict, since a document may have been edited by hand or come from a stranger: unknown and missing members,
+wrong types, another version and absurd numbers are refused, all problems at once, each with its place. Reading runs no
+code and creates nothing but the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from rechunk_exec.errors import RechunkError, SerializationError
+
+VERSION = 1
+"""Version of the documents this package writes, and the only one that it reads."""
+
+_MAX_INTEGER = 2**63 - 1
+# json has no infinities or NaN; these spell them.
+_SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+Record = TypeVar("Record")
+
+
+def to_json(record: object) -> str:
+    """Return a record as one line of JSON.
+
+    Raises
+    ------
+    SerializationError
+        If a field holds something JSON cannot name, such as a live store; the message says which.
+    """
+    document = {"rechunk_exec": VERSION, "type": type(record).__name__, **to_document(record)}
+    return json.dumps(document, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(kind: type[Record], text: str | bytes) -> Record:
+    """Return the record of class ``kind`` that ``text`` holds.
+
+    Raises
+    ------
+    SerializationError
+        If ``text`` is not JSON, is not a document of this class and version, or has missing, unknown or wrong members.
+        The message lists every problem with its place in the document.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_object_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise SerializationError(f"a {kind.__name__} document must be JSON; got {_shorten(text)}: {error}") from error
+    if not isinstance(document, dict):
+        raise SerializationError(f"a {kind.__name__} document must be a JSON object; got {_shorten(text)}")
+    version, name = document.pop("rechunk_exec", None), document.pop("type", None)
+    if version != VERSION or isinstance(version, bool):
+        raise SerializationError(
+            f"a {kind.__name__} document must have the member 'rechunk_exec': {VERSION} (its version); "
+            f"got {version!r}; write it again with this version of rechunk_exec"
+        )
+    if name != kind.__name__:
+        raise SerializationError(f"the document must be of type {kind.__name__!r}; got {name!r}")
+    return from_document(kind, document)
+
+
+def to_document(record: object) -> dict[str, Any]:
+    """Return a record's fields as values that :mod:`json` can write."""
+    if not dataclasses.is_dataclass(record) or isinstance(record, type):
+        raise SerializationError(f"only records can be written as JSON; got {record!r}")
+    return {
+        field.name: _plain(getattr(record, field.name), f"{type(record).__name__}.{field.name}")
+        for field in dataclasses.fields(record)
+        if field.init
+    }
+
+
+def from_document(kind: type[Record], document: Mapping[str, Any]) -> Record:
+    """Return the record of class ``kind`` with the members of ``document``; see :func:`from_json`."""
+    problems: list[str] = []
+    record = _record(kind, document, kind.__name__, problems)
+    if problems:
+        raise SerializationError(
+            f"the document is not a {kind.__name__}: " + "; ".join(problems[:20]) + "; write it again with rechunk_exec"
+        )
+    return typing.cast(Record, record)
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"member given twice: {next(name for name in names if names.count(name) > 1)!r}")
+    return document
+
+
+def _plain(value: object, place: str) -> Any:
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, (tuple, list)):
+        return [_plain(item, f"{place}[{number}]") for number, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return to_document(value)
+    raise SerializationError(
+        f"{place} must be something that JSON can name; got a {type(value).__name__}; "
+        "such a task travels by pickle (or cloudpickle) only: give a path or URL to have it as JSON"
+    )
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[tuple[str, Any, bool], ...]:
+    hints = typing.get_type_hints(kind)
+    return tuple(
+        (
+            field.name,
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+        if field.init
+    )
+
+
+def _record(kind: type, document: object, place: str, problems: list[str]) -> object:
+    if not isinstance(document, Mapping):
+        problems.append(f"{place} must be an object; got {_shorten(document)}")
+        return None
+    fields = _fields(kind)
+    before = len(problems)
+    problems += [f"{place}.{name} is unknown" for name in document if name not in {field[0] for field in fields}]
+    values = {}
+    for name, hint, required in fields:
+        if name in document:
+            values[name] = _value(hint, document[name], f"{place}.{name}", problems)
+        elif required:
+            problems.append(f"{place}.{name} is missing")
+    if len(problems) > before:
+        return None
+    try:
+        return kind(**values)
+    except (RechunkError, ValueError, TypeError) as error:
+        problems.append(f"{place}: {error}")
+        return None
+
+
+def _value(hint: Any, value: object, place: str, problems: list[str]) -> object:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _one_of(arguments, value, place, problems)
+    if origin is typing.Literal:
+        if value in arguments and type(value) in {type(argument) for argument in arguments}:
+            return value
+    elif origin is tuple and isinstance(value, list):
+        return _tuple(arguments, value, place, problems)
+    elif origin is not None and isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
+        return {key: _value(arguments[1], item, f"{place}[{key!r}]", problems) for key, item in value.items()}
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _record(hint, value, place, problems)
+    elif hint is float and not isinstance(value, bool):
+        if isinstance(value, str) and value in _SPECIAL_FLOATS:
+            return _SPECIAL_FLOATS[value]
+        if isinstance(value, (int, float)) and abs(value) < 1e300:
+            return float(value)
+    elif hint is int and type(value) is int:
+        if -_MAX_INTEGER <= value <= _MAX_INTEGER:
+            return value
+        problems.append(f"{place} must be an integer of at most 63 bits; got one of {value.bit_length()} bits")
+        return None
+    elif (hint in (bool, str) and type(value) is hint) or (hint is type(None) and value is None):
+        return value
+    problems.append(f"{place} must be {_describe(hint)}; got {_shorten(value)}")
+    return None
+
+
+def _one_of(hints: tuple[Any, ...], value: object, place: str, problems: list[str]) -> object:
+    for hint in hints:
+        if hint is object:  # a live object, which has no JSON form
+            continue
+        attempt: list[str] = []
+        result = _value(hint, value, place, attempt)
+        if not attempt:
+            return result
+    problems.append(f"{place} must be {' or '.join(_describe(hint) for hint in hints)}; got {_shorten(value)}")
+    return None
+
+
+def _tuple(hints: tuple[Any, ...], value: list[Any], place: str, problems: list[str]) -> tuple[object, ...]:
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        hints = (hints[0],) * len(value)
+    if len(hints) != len(value):
+        problems.append(f"{place} must have {len(hints)} items; got {len(value)}")
+        return ()
+    return tuple(
+        _value(hint, item, f"{place}[{number}]", problems)
+        for number, (hint, item) in enumerate(zip(hints, value, strict=True))
+    )
+
+
+def _describe(hint: Any) -> str:
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(hint) or str(getattr(hint, "__name__", hint))
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,44 @@
+"""What all tests share: hypothesis profiles, and the parts of a machine that a test may need."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+PYTHON_NEEDED = {"disp_xr": (3, 12)}
+"""Packages that cannot be had on every Python that this package supports."""
+
+Needs = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def needs() -> Needs:
+    """Import an optional package for a test: ``needs("disp_xr")``.
+
+    A missing one is a skip on a user's machine. Where the variable RECHUNK_EXEC_REQUIRE names it, or is ``all``, it is
+    a failure, so that a green run in CI means that everything was tested.
+    """
+    return needed_module
+
+
+def needed_module(name: str) -> ModuleType:
+    floor = PYTHON_NEEDED.get(name, (3, 0))
+    if sys.version_info < floor:
+        pytest.skip(f"{name} needs Python {floor[0]}.{floor[1]}")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        required = os.environ.get("RECHUNK_EXEC_REQUIRE", "").replace(",", " ").split()
+        if "all" in required or name in required:
+            pytest.fail(f"RECHUNK_EXEC_REQUIRE asks for {name}, which cannot be imported: {error}")
+        pytest.skip(f"{name} is not installed")

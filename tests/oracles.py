@@ -1,0 +1,163 @@
+"""What the planner computes, found the slow way: element by element, or by trying everything."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+
+from rechunk_exec.candidates import AxisOptions
+from rechunk_exec.memory import ReadScratch, StageMemory, WriteScratch
+from rechunk_exec.plans import StagePlan
+from rechunk_exec.request import PlanRequest
+from rechunk_exec.search import Rows, Stages, direct_stages, weigh_staged
+
+Shape = tuple[int, ...]
+
+
+def tasks_of_axis(n: int, region: int) -> list[range]:
+    """The elements of each task along an axis, by filling one after another."""
+    tasks: list[range] = []
+    start = 0
+    while start < n:
+        tasks.append(range(start, min(start + region, n)))
+        start += region
+    return tasks
+
+
+def touched_by_axis(n: int, unit: int, region: int) -> list[set[int]]:
+    """Numbers of the units that each task touches, element by element."""
+    return [{element // unit for element in task} for task in tasks_of_axis(n, region)]
+
+
+def units_touched(n: int, unit: int, region: int) -> int:
+    return sum(len(units) for units in touched_by_axis(n, unit, region))
+
+
+def elements_touched(n: int, unit: int, region: int) -> int:
+    length = Counter(element // unit for element in range(n))
+    return sum(length[number] for units in touched_by_axis(n, unit, region) for number in units)
+
+
+def most_units(n: int, unit: int, region: int) -> int:
+    return max((len(units) for units in touched_by_axis(n, unit, region)), default=0)
+
+
+def stage_counts(shape: Shape, read_unit: Shape, write_unit: Shape, region: Shape) -> dict[str, int]:
+    """Counts of a stage, by going through its tasks and their elements."""
+    counts: Counter[str] = Counter(tasks=0, read_units=0, elements_read=0, write_units=0, elements_written=0)
+    sizes: Counter[Shape] = Counter()
+    for element in itertools.product(*map(range, shape)):
+        sizes[tuple(e // u for e, u in zip(element, read_unit, strict=True))] += 1
+    writers: dict[Shape, set[Shape]] = {}
+    axes = [tasks_of_axis(n, g) for n, g in zip(shape, region, strict=True)]
+    for task in itertools.product(*axes):
+        read = set()
+        for element in itertools.product(*task):
+            read.add(tuple(e // u for e, u in zip(element, read_unit, strict=True)))
+            unit = tuple(e // u for e, u in zip(element, write_unit, strict=True))
+            writers.setdefault(unit, set()).add(tuple(axis.start for axis in task))
+            counts["elements_written"] += 1
+        counts["tasks"] += 1
+        counts["read_units"] += len(read)
+        counts["elements_read"] += sum(sizes[unit] for unit in read)
+    counts["write_units"] = sum(len(tasks) for tasks in writers.values())
+    assert all(len(tasks) == 1 for tasks in writers.values()), "two tasks write one unit"
+    return dict(counts)
+
+
+def is_run_of_buffer(unit: Shape, region: Shape, shape: Shape) -> bool:
+    """Whether every unit of every task is whole, and a contiguous run of the task's buffer; NumPy says so."""
+    axes = [tasks_of_axis(n, g) for n, g in zip(shape, region, strict=True)]
+    for task in itertools.product(*axes):
+        buffer = np.empty([len(axis) for axis in task], dtype=np.int8)
+        places: list[list[slice]] = []
+        for axis, u, n in zip(task, unit, shape, strict=True):
+            if axis.start % u or (axis.stop % u and axis.stop < n) or n % u:
+                return False
+            places.append([slice(at, at + u) for at in range(0, len(axis), u)])
+        if not all(buffer[place].flags.c_contiguous for place in itertools.product(*places)):
+            return False
+    return True
+
+
+def task_bytes(memory: StageMemory, region: Shape, threads: int) -> int:
+    """The memory model, read from its description, with the most units of any task by counting."""
+    shape = memory.shape
+
+    def count(unit: Shape) -> int:
+        return min(threads, math.prod(most_units(n, u, g) for n, u, g in zip(shape, unit, region, strict=True)))
+
+    def sized(unit: Shape) -> int:
+        return math.prod(unit) * memory.itemsize
+
+    reading: ReadScratch = memory.reading
+    writing: WriteScratch = memory.writing
+    each_read = reading.stored
+    if not reading.in_place or not is_run_of_buffer(memory.read_unit, region, shape):
+        each_read += reading.decoded
+    each_encode = writing.stored
+    if not writing.in_place or not is_run_of_buffer(memory.chunk, region, shape):
+        each_encode += writing.gathered
+    read = count(memory.read_unit) * sized(memory.read_unit) * each_read
+    write = count(memory.chunk) * sized(memory.chunk) * each_encode
+    write += count(memory.write_unit) * sized(memory.write_unit) * writing.assembled
+    held = math.prod(min(g, n) for g, n in zip(region, shape, strict=True)) * memory.itemsize
+    return held + math.ceil(max(read, write))
+
+
+def all_direct(request: PlanRequest) -> list[StagePlan]:
+    """Every one-stage plan that fits."""
+    axes = []
+    for n, b in zip(request.shape, request.write_unit, strict=True):
+        axes.append(sorted({*range(b, n + 1, b), n}))
+    plans = (direct_stages(request, region) for region in itertools.product(*axes))
+    return [stages[0] for stages in plans if stages is not None]
+
+
+def preferred(request: PlanRequest, plans: list[Stages]) -> tuple[float, int, bool, int, int]:
+    """What distinguishes the plan that is preferred among all that are nearly as fast as the fastest."""
+    fastest = min(sum(stage.predicted_s for stage in stages) for stages in plans)
+    slots = request.cost.tasks_at_once
+    return min(
+        (
+            sum(stage.traffic for stage in stages),
+            sum(stage.objects for stage in stages),
+            slots > 1 and min(stage.tasks for stage in stages) <= slots,
+            sum(stage.tasks for stage in stages),
+            max(stage.peak_bytes for stage in stages),
+        )
+        for stages in plans
+        if sum(stage.predicted_s for stage in stages) <= fastest * 1.02
+    )
+
+
+def all_staged(request: PlanRequest) -> Rows | None:
+    """Every two-stage plan that fits: any chunk, any first region of whole chunks, any second of whole units."""
+    axes = []
+    for n, a, b in zip(request.shape, request.read_unit, request.write_unit, strict=True):
+        triples = [
+            (g1, c, g2)
+            for c in range(1, n + 1)
+            for g1 in sorted({*range(c, n + 1, c), n})
+            for g2 in sorted({*range(b, n + 1, b), n})
+        ]
+        factors = [
+            (
+                g1,
+                g2,
+                elements_touched(n, a, g1),
+                units_touched(n, a, g1),
+                len(tasks_of_axis(n, c)),
+                elements_touched(n, c, g2),
+                units_touched(n, c, g2),
+                len(tasks_of_axis(n, g1)),
+                len(tasks_of_axis(n, g2)),
+            )
+            for g1, c, g2 in triples
+        ]
+        axes.append(AxisOptions(np.array(triples, dtype=np.int64).T, np.array(factors, dtype=np.float64).T))
+    numbers = np.meshgrid(*(np.arange(len(options)) for options in axes), indexing="ij")
+    return weigh_staged(request, axes, [axis.ravel() for axis in numbers])

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from numpy.typing import NDArray
+
+from rechunk_exec.cli.options import parse_sizes
+
+SHAPE = (12, 40, 36)
+LAYOUT = ("--chunks", "time=-1,y=8,x=8", "--shards", "time=-1,y=16,x=16", "--max-mem", "2MB")
+
+
+def by_position(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Values that no two places share, with NaN among them."""
+    bits = np.arange(np.prod(shape), dtype=np.uint32) * np.uint32(2654435761)
+    return bits.view(np.float32).reshape(shape)
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> Path:
+    path = tmp_path / "frame.zarr"
+    array = zarr.create_array(
+        path, shape=SHAPE, chunks=(1, 40, 36), dtype="f4", dimension_names=("time", "y", "x"), attributes={"units": "m"}
+    )
+    array[...] = by_position(SHAPE)
+    return path
+
+
+def run(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program and check its exit code."""
+    command = [sys.executable, "-m", "rechunk_exec", *map(str, words)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def run_json(*words: str | Path, code: int = 0) -> Any:
+    """Run the program with --json; standard output must be one JSON document and nothing else."""
+    return json.loads(run(*words, "--json", code=code).stdout)
+
+
+def assert_same_bits(path: Path) -> None:
+    target = np.asarray(zarr.open_array(path, mode="r")[...])
+    assert target.tobytes() == by_position(SHAPE).tobytes()
+
+
+@pytest.mark.parametrize("executor", ["serial", "threads", "processes"])
+def test_rechunk_copies_every_bit(frame: Path, tmp_path: Path, executor: str) -> None:
+    done = run("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--executor", executor)
+    assert_same_bits(tmp_path / "series.zarr")
+    series = zarr.open_array(tmp_path / "series.zarr", mode="r")
+    assert (series.chunks, series.shards, series.attrs["units"]) == ((12, 8, 8), (12, 16, 16), "m")
+    assert f"written to {tmp_path / 'series.zarr'}" in done.stdout
+
+
+def test_chunks_may_be_given_in_order(frame: Path, tmp_path: Path) -> None:
+    run("rechunk", frame, tmp_path / "series.zarr", "--chunks", "-1,8,8", "--max-mem", "2MB")
+    assert_same_bits(tmp_path / "series.zarr")
+    assert zarr.open_array(tmp_path / "series.zarr", mode="r").chunks == (12, 8, 8)
+
+
+def test_progress_goes_to_standard_error_a_line_at_each_tenth(frame: Path, tmp_path: Path) -> None:
+    words = ("--chunks", "time=-1,y=8,x=8", "--max-mem", "60kB", "--executor", "serial")
+    done = run("rechunk", frame, tmp_path / "series.zarr", *words)
+    total = sum(stage["tasks"] for stage in stage_figures(frame, words))
+    lines = [line for line in done.stderr.splitlines() if " tasks (" in line]
+    assert len(lines) == min(total, 10)
+    assert f" {total} of {total} tasks (100 %): " in lines[-1]
+    assert " tasks (" not in done.stdout
+
+
+def stage_figures(frame: Path, words: tuple[str, ...]) -> list[dict[str, int]]:
+    from rechunk_exec import Plan
+
+    plan = Plan.from_json(json.dumps(run_json("plan", frame, *words)["plan"]))
+    return [{"tasks": stage.tasks} for stage in plan.stages]
+
+
+def test_quiet_prints_nothing(frame: Path, tmp_path: Path) -> None:
+    done = run("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--quiet")
+    assert (done.stdout, done.stderr) == ("", "")
+    assert_same_bits(tmp_path / "series.zarr")
+
+
+def test_json_holds_plan_and_report(frame: Path, tmp_path: Path) -> None:
+    document = run_json("rechunk", frame, tmp_path / "series.zarr", *LAYOUT)
+    assert document["target"] == str(tmp_path / "series.zarr")
+    assert document["plan"]["type"] == "Plan"
+    report = document["report"]
+    assert report["tasks"] == len(report["results"])
+    assert {"predicted_bytes", "peak_bytes", "seconds", "bytes_read", "bytes_written"} <= set(report["results"][0])
+
+
+def test_plan_writes_nothing(frame: Path, tmp_path: Path) -> None:
+    done = run("plan", frame, tmp_path / "series.zarr", *LAYOUT)
+    assert "stage 0" in done.stdout
+    assert "weighed" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["frame.zarr"]
+
+
+def test_plan_needs_no_target(frame: Path) -> None:
+    document = run_json("plan", frame, *LAYOUT)
+    assert document["target"] is None
+    assert document["plan"]["max_mem"] == 2_000_000
+
+
+def test_explain_shows_what_was_weighed(frame: Path, tmp_path: Path) -> None:
+    assert "weighed" in run("rechunk", frame, tmp_path / "a.zarr", *LAYOUT, "--explain").stdout
+    assert "weighed" not in run("rechunk", frame, tmp_path / "b.zarr", *LAYOUT).stdout
+
+
+def test_a_budget_too_small_is_exit_code_3_with_the_number_that_would_do(frame: Path, tmp_path: Path) -> None:
+    words = ("rechunk", frame, tmp_path / "series.zarr", "--chunks", "-1,8,8")
+    error = run_json(*words, "--max-mem", "1kB", code=3)["error"]
+    assert (error["type"], error["max_mem"]) == ("BudgetError", 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["frame.zarr"]
+    run(*words, "--max-mem", str(error["needed_bytes"] - 1), code=3)
+    run(*words, "--max-mem", str(error["needed_bytes"]))
+    assert_same_bits(tmp_path / "series.zarr")
+
+
+@pytest.mark.parametrize(
+    "words,code,message",
+    [
+        (("--chunks", "time=-1,z=8", "--max-mem", "2MB"), 3, "'time', 'y', 'x'"),
+        (("--chunks", "-1,8,8", "--shards", "-1,12,16", "--max-mem", "2MB"), 3, "12"),
+        (("--chunks", "-1,0,8", "--max-mem", "2MB"), 3, "0"),
+        (("--chunks", "time=-1,y", "--max-mem", "2MB"), 2, "neither like"),
+        (("--chunks", "y=8,y=9", "--max-mem", "2MB"), 2, "names an axis twice"),
+        (("--chunks", "-1,8,8", "--max-mem", "2 elephants"), 2, "elephants"),
+        (("--chunks", "-1,8,8"), 2, "--max-mem"),
+        (("--chunks", "-1,8,8", "--max-mem", "2MB", "--workers", "0"), 2, "--workers"),
+        (("--chunks", "-1,8,8", "--max-mem", "2MB", "--executor", "elves"), 2, "elves"),
+        (("--chunks", "-1,8,8", "--max-mem", "2MB", "--executor", "serial", "--workers", "2"), 2, "one worker"),
+        (("--chunks", "-1,8,8", "--max-mem", "2MB", "--mode", "maybe"), 2, "maybe"),
+    ],
+)
+def test_errors_are_one_message_and_nothing_is_written(
+    frame: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str
+) -> None:
+    done = run("rechunk", frame, tmp_path / "series.zarr", *words, code=code)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["frame.zarr"]
+
+
+def test_an_existing_target_is_refused_and_overwritten_on_request(frame: Path, tmp_path: Path) -> None:
+    words = ("rechunk", frame, tmp_path / "series.zarr", *LAYOUT)
+    run(*words)
+    done = run(*words, code=1)
+    assert str(tmp_path / "series.zarr") in done.stderr
+    assert "Traceback" not in done.stderr
+    run(*words, "--mode", "overwrite")
+    assert_same_bits(tmp_path / "series.zarr")
+
+
+def test_a_source_that_is_missing_is_exit_code_1(tmp_path: Path) -> None:
+    done = run("rechunk", tmp_path / "no.zarr", tmp_path / "series.zarr", *LAYOUT, code=1)
+    assert "no.zarr" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = run("rechunk", tmp_path / "no.zarr", tmp_path / "series.zarr", *LAYOUT, "--debug", code=1)
+    assert "Traceback" in done.stderr
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout == "rechunk-exec 0.1.0\n"
+    assert "--max-mem" in run("rechunk", "--help").stdout
+
+
+def test_an_unknown_command_is_wrong_usage() -> None:
+    done = run("rechunck", code=2)
+    assert "rechunck" in done.stderr
+
+
+@pytest.mark.serial
+def test_demo_rewrites_checks_and_tells_where(tmp_path: Path) -> None:
+    done = run("demo", "--dir", tmp_path, "--size", "small")
+    assert "one pixel's history" in done.stdout
+    assert str(tmp_path / "series.zarr") in done.stdout
+    series = zarr.open_array(tmp_path / "series.zarr", mode="r")
+    assert (series.shards, series.chunks) == ((24, 256, 256), (24, 64, 64))
+    again = run_json("demo", "--dir", tmp_path, "--size", "small", "--no-keep")
+    assert again["identical"] is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_touches_nothing_that_it_did_not_make(frame: Path, tmp_path: Path) -> None:
+    done = run("demo", "--dir", tmp_path, "--size", "small", code=1)
+    assert str(frame) in done.stderr
+    assert_same_bits(frame)
+
+
+@pytest.mark.serial
+def test_info_tells_of_the_machine() -> None:
+    document = run_json("info")
+    assert document["cores"] >= 1
+    assert document["versions"]["zarr"] == zarr.__version__
+    assert document["fresh_memory"]["touched_bytes"] > 0
+    assert 0 < document["idle_worker_bytes"] < 1_000_000_000
+    table = run("info").stdout
+    for name in ("cores", "memory", "disk", "idle worker", "fresh memory", "zarrs"):
+        assert f"\n{name} " in table
+
+
+@pytest.mark.parametrize(
+    "text,sizes",
+    [
+        ("time=-1,y=64,x=64", {"time": -1, "y": 64, "x": 64}),
+        (" time = -1 , y = 64", {"time": -1, "y": 64}),
+        ("0=-1,2=5", {0: -1, 2: 5}),
+        ("-1,64,64", (-1, 64, 64)),
+        ("7", (7,)),
+    ],
+)
+def test_sizes_per_axis(text: str, sizes: object) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["", "a", "y=", "=5", "y=5,6", "y=1=2", "y=0x10", "y=5,y=6", "0=5,00=6"])
+def test_sizes_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"names an axis twice|neither like"):
+        parse_sizes(text)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_what_it_does_is_told_in_three_lines() -> None:
+    title, _, rest = README.partition("\n\n")
+    assert title == "# rechunk_exec"
+    assert len(rest.split("\n\n")[0].splitlines()) == 3
+
+
+def test_there_are_two_shell_commands_of_one_line_each() -> None:
+    demo, tests = blocks("sh")
+    assert demo.endswith(" && .venv/bin/rechunk-exec demo\n")
+    assert tests.endswith(" && .venv/bin/python -m pytest\n")
+    for command in (demo, tests):
+        assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
+        assert command.count("\n") == 1
+
+
+def test_ci_runs_the_commands_that_stand_in_the_readme() -> None:
+    run = ROOT / ".ci" / "run"
+    printed = subprocess.run(["bash", run, "commands"], check=True, capture_output=True, text=True).stdout
+    assert printed == "".join(blocks("sh"))
+    assert "rechunk-exec demo" not in run.read_text()
+    assert "pip install" not in run.read_text()
+
+
+def test_the_python_example_does_what_it_says(tmp_path: Path) -> None:
+    (example,) = blocks("python")
+    frame = np.arange(7 * 300 * 90, dtype="f4").reshape(7, 300, 90)
+    source = zarr.create_array(
+        tmp_path / "frame.zarr", shape=frame.shape, chunks=(1, 300, 90), dtype="f4", dimension_names=("time", "y", "x")
+    )
+    source[...] = frame
+    run = subprocess.run(
+        [sys.executable, "-c", example], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    series = zarr.open_array(tmp_path / "series.zarr", mode="r")
+    assert (series.chunks, series.shards) == ((7, 64, 64), (7, 256, 128))
+    np.testing.assert_array_equal(np.asarray(series[...]), frame)
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_links_to_files_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+        if not target.startswith("https://"):
+            assert (path.parent / target).exists(), f"{page} links to {target}"
