@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from rechunk_exec.api import Rechunked, rechunk
+from rechunk_exec.api import rechunk, verify
 from rechunk_exec.copy import run_task
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import (
@@ -23,10 +23,12 @@ from rechunk_exec.errors import (
     TaskError,
 )
 from rechunk_exec.executors import staged_copy
+from rechunk_exec.job import Rechunked
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan, StagePlan
 from rechunk_exec.results import CopyReport, TaskResult
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from rechunk_exec.verification import VerifyReport
 
 __all__ = [
     "ArrayRef",
@@ -47,8 +49,10 @@ __all__ = [
     "TargetExistsError",
     "TaskError",
     "TaskResult",
+    "VerifyReport",
     "plan_rechunk",
     "rechunk",
     "run_task",
     "staged_copy",
+    "verify",
 ]

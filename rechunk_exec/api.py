@@ -6,10 +6,8 @@ creates the arrays, has the executor run the stages, and cleans up what was only
 
 from __future__ import annotations
 
-import contextlib
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import zarr
@@ -17,15 +15,15 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.chunkspec import resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
-from rechunk_exec.errors import PlanError, RechunkError, StorageError
-from rechunk_exec.executors.base import Executor, worker_shape
+from rechunk_exec.errors import PlanError, StorageError
+from rechunk_exec.executors.base import worker_shape
+from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.fitting import Layouts, plan_for_workers
-from rechunk_exec.plans import Plan
-from rechunk_exec.report.progress import progress as progress_display
+from rechunk_exec.job import JobParts, JobPlaces, Rechunked
 from rechunk_exec.request import SourceLayout, TargetLayout
-from rechunk_exec.results import CopyReport, Event, OnEvent
-from rechunk_exec.sizes import format_bytes, parse_bytes
-from rechunk_exec.tasks import ArrayRef, CopyTask, OptionValue, Stage
+from rechunk_exec.sizes import parse_bytes
+from rechunk_exec.tasks import ArrayRef, OptionValue
+from rechunk_exec.verification import VerifyReport, verify_arrays
 
 ChunkSpec: TypeAlias = Sequence[int | str | None] | Mapping[str, Any] | Mapping[int, Any] | int
 Options: TypeAlias = Mapping[str, OptionValue]
@@ -128,14 +126,12 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         raise PlanError(f"mode must be 'fail', 'overwrite' or 'resume'; got {mode!r}")
     if mode == "resume":
         raise PlanError("mode='resume' is not there yet; give mode='overwrite' to start anew")
-    if verify:
-        raise PlanError("verify=True is not there yet; compare source and target yourself, or leave it out")
     if temp_options:
         raise PlanError(
             f"intermediates are uncompressed and take no options yet; got temp_options={dict(temp_options)!r}"
         )
     runner = executors.resolve(executor)
-    refs = _places(
+    places = _places(
         _Wanted(
             source=source,
             target_store=target_store,
@@ -145,7 +141,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
             temp_storage_options=temp_storage_options,
         )
     )
-    stored = storage.open_array(refs.source, read_only=True)
+    stored = storage.open_array(places.source, read_only=True)
     names = storage.dimension_names(stored)
     itemsize = stored.dtype.itemsize
     chunk = resolve_chunks(
@@ -164,190 +160,55 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         options=target_options or {},
     )
     design = storage.design_target(stored, wishes)
-    storage.refuse_overlap(refs.source, refs.target)
-    storage.refuse_existing(refs.source, refs.target, mode)
+    storage.refuse_overlap(places.source, places.target)
+    storage.refuse_existing(places.source, places.target, mode)
     layouts = Layouts(
         shape=stored.shape,
         itemsize=itemsize,
         source=SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored)),
-        target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, refs.target)),
+        target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     plan = plan_for_workers(layouts, budget, cost_model, worker_shape(runner))
     return Rechunked(
         plan=plan,
-        _parts=_Parts(
-            refs=refs, stored=stored, design=design, mode=mode, executor=runner, owned=isinstance(executor, str)
+        parts=JobParts(
+            places=places,
+            stored=stored,
+            design=design,
+            mode=mode,
+            executor=runner,
+            owned=isinstance(executor, str),
+            verify=verify,
+            progress=progress,
         ),
-        _progress=progress,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Refs:
-    """Where the arrays of a job are."""
+def verify(source: object, target: object, *, storage_options: Options | None = None) -> VerifyReport:
+    """Compare two arrays bit for bit, by digests that do not depend on chunking.
 
-    source: ArrayRef
-    target: ArrayRef
-    temp: ArrayRef | None
-    """The folder of the intermediates; None if there is no place for one."""
+    Each array is read once, along its own chunks. NaN payloads and the sign of zero count as bits; an absent chunk
+    counts as fill value.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """What a job was made of."""
-
-    refs: _Refs
-    stored: storage.StoredArray
-    design: storage.Design
-    mode: str
-    executor: Executor
-    owned: bool
-    """Whether we made the executor, and so close it."""
-
-
-class Rechunked:
-    """A planned job. Shows its plan; nothing is written before :meth:`execute`.
-
-    Attributes
+    Parameters
     ----------
-    plan : Plan
-        The stages and their figures; ``plan.explain()`` tells what was weighed.
-    stages : tuple of Stage
-        The plan's stages with the arrays they copy between: lazy sequences of tasks.
-    report : CopyReport or None
-        After :meth:`execute`: what was done.
+    source, target : str, os.PathLike, zarr.Array or zarr store
+        Two arrays of one shape and dtype (whatever its byte order).
+    storage_options : dict, optional
+        Options for URLs.
+
+    Returns
+    -------
+    VerifyReport
+        ``ok``, and the write units of ``target`` that differ: boxes with ``start`` and ``stop``, in elements.
+
+    Raises
+    ------
+    StorageError
+        If an array cannot be read, or shapes or dtypes differ.
     """
-
-    def __init__(self, *, plan: Plan, _parts: _Parts, _progress: bool | None) -> None:
-        self.plan = plan
-        self.report: CopyReport | None = None
-        self._parts = _parts
-        self._progress = _progress
-        self.stages = self._make_stages()
-        self._refuse_places()
-
-    def __repr__(self) -> str:
-        refs = self._parts.refs
-        lines = [f"rechunk {refs.source}", f"     to {refs.target}"]
-        if self._intermediates:
-            lines.append(
-                f"    via {refs.temp}, which holds {format_bytes(self.plan.temp_bytes)} ({self.plan.temp_bytes} bytes)"
-            )
-        lines += [f"   note: {note}" for note in self._parts.design.notes]
-        return "\n".join([*lines, "", self.plan.explain()])
-
-    def tasks(self) -> Iterator[CopyTask]:
-        """Yield the tasks of all stages, in order."""
-        for stage in self.stages:
-            yield from stage
-
-    def execute(self, *, on_event: OnEvent | None = None) -> zarr.Array[Any]:
-        """Create the arrays, run the stages, and remove what was only needed on the way.
-
-        Parameters
-        ----------
-        on_event : callable, optional
-            Called with each :class:`~rechunk_exec.results.Event`: one with the total, then one a task.
-
-        Returns
-        -------
-        zarr.Array
-            The target.
-
-        Raises
-        ------
-        TaskError
-            If a task failed after its tries. The intermediates are kept, and named in the message.
-        StorageError, TargetExistsError
-            If the arrays cannot be created.
-        """
-        if self.report is not None:
-            raise RechunkError("the job has been executed; plan it again with rechunk() to run it again")
-        parts = self._parts
-        with contextlib.ExitStack() as stack:
-            if parts.owned and hasattr(parts.executor, "close"):
-                stack.callback(parts.executor.close)
-            executors.check_stages(parts.executor, self.stages)
-            self._prepare()
-            display = stack.enter_context(progress_display(self._progress, stages=self.stages))
-            try:
-                report = parts.executor.staged_copy(self.stages, on_event=_both(display, on_event))
-            except BaseException as error:
-                self._tell_what_is_left(error)
-                raise
-        self._finish()
-        self.report = replace(report, notes=(*parts.design.notes, *report.notes))
-        return self._open_target()
-
-    @property
-    def _intermediates(self) -> tuple[str, ...]:
-        return tuple(stage.target for stage in self.plan.stages if stage.target != "target")
-
-    def _make_stages(self) -> tuple[Stage, ...]:
-        parts = self._parts
-        refs = {"source": parts.refs.source, "target": parts.refs.target}
-        refs |= {name: storage.child(self._temp_place(), name) for name in self._intermediates}
-        job = uuid.uuid4().hex
-        return tuple(
-            Stage(
-                number=number,
-                plan=stage,
-                source=refs[stage.source],
-                target=refs[stage.target],
-                job=job,
-                record=getattr(parts.executor, "needs_records", False),
-            )
-            for number, stage in enumerate(self.plan.stages)
-        )
-
-    def _temp_place(self) -> ArrayRef:
-        temp = self._parts.refs.temp
-        if temp is None:
-            raise PlanError(
-                f"the plan needs a temp store of {self.plan.temp_bytes} bytes, and there is no place for one beside "
-                f"the target {self._parts.refs.target}; give temp_store, or more max_mem"
-            )
-        return temp
-
-    def _refuse_places(self) -> None:
-        storage.refuse_unwritable(self._parts.refs.target, 0, "target")
-        if self._intermediates:
-            place = self._temp_place()
-            storage.refuse_overlap(self._parts.refs.source, place)
-            storage.refuse_unwritable(place, self.plan.temp_bytes, "temp store")
-
-    def _prepare(self) -> None:
-        parts = self._parts
-        storage.refuse_existing(parts.refs.source, parts.refs.target, parts.mode)
-        self._refuse_places()
-        if parts.mode == "overwrite":
-            storage.remove_array(parts.refs.target)
-        if self._intermediates:
-            place = self._temp_place()
-            storage.mark_temp(place, parts.refs.target)
-            for stage in self.stages[:-1]:
-                storage.remove_array(stage.target)  # left by a job that failed
-                storage.create(storage.design_intermediate(parts.stored, stage.plan.chunk), stage.target)
-        storage.create(parts.design, parts.refs.target)
-
-    def _finish(self) -> None:
-        if self.stages[0].record:
-            storage.remove_records(self._parts.refs.target)
-        if self._intermediates:
-            storage.remove_temp(self._temp_place(), self._intermediates)
-
-    def _tell_what_is_left(self, error: BaseException) -> None:
-        refs = self._parts.refs
-        left = f"the target {refs.target} is unfinished"
-        if self._intermediates:
-            left += f"; kept: the intermediates {', '.join(self._intermediates)} in {refs.temp}"
-        if isinstance(error, RechunkError) and error.args:
-            error.args = (f"{error.args[0]}; {left}", *error.args[1:])
-        else:
-            error.add_note(left)
-
-    def _open_target(self) -> zarr.Array[Any]:
-        return storage.open_array(self._parts.refs.target, read_only=False).array
+    refs = (_source_ref(array, storage_options) for array in (source, target))
+    return verify_arrays(*refs, threads=available_cores())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,7 +223,7 @@ class _Wanted:
     temp_storage_options: Options | None
 
 
-def _places(wanted: _Wanted) -> _Refs:
+def _places(wanted: _Wanted) -> JobPlaces:
     source = _source_ref(wanted.source, wanted.storage_options)
     if wanted.target_store is None:
         target = storage.beside(source, "-rechunked")
@@ -378,7 +239,7 @@ def _places(wanted: _Wanted) -> _Refs:
     temp = None
     if wanted.temp_store is not None:
         temp = storage.array_ref(wanted.temp_store, "", _options_for(wanted.temp_store, wanted.temp_storage_options))
-    return _Refs(source, target, storage.temp_place(target, temp))
+    return JobPlaces(source, target, storage.temp_place(target, temp))
 
 
 def _source_ref(source: object, storage_options: Options | None) -> ArrayRef:
@@ -396,12 +257,3 @@ def _source_ref(source: object, storage_options: Options | None) -> ArrayRef:
 
 def _options_for(store: object, options: Options | None) -> Options | None:
     return options if isinstance(store, str) and storage.is_url(store) else None
-
-
-def _both(first: OnEvent, second: OnEvent | None) -> OnEvent:
-    def tell(event: Event) -> None:
-        first(event)
-        if second is not None:
-            second(event)
-
-    return tell

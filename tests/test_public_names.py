@@ -6,6 +6,7 @@ from rechunk_exec import errors
 
 def test_the_public_names_are_those_of_the_contract() -> None:
     assert sorted(rechunk_exec.__all__) == [
+        "ArrayRef",
         "BudgetError",
         "CopyReport",
         "CopyTask",

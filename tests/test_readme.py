@@ -62,3 +62,34 @@ def test_links_to_files_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
         if not target.startswith("https://"):
             assert (path.parent / target).exists(), f"{page} links to {target}"
+
+
+def documented_commands() -> list[tuple[list[str], int, list[str]]]:
+    """Words, exit code and output of each command in docs/cli.md."""
+    page = (ROOT / "docs" / "cli.md").read_text()
+    commands = []
+    for block in re.findall(r"^```console\n\$ (.*?)^```$", page, flags=re.MULTILINE | re.DOTALL):
+        command, _, output = block.replace("\\\n", " ").partition("\n")
+        output, _, code = output.partition("$ echo $?\n")
+        commands.append((command.split(), int(code or 0), output.splitlines()))
+    return commands
+
+
+def label(line: str) -> str:
+    """What a line begins with, but for figures."""
+    return " ".join(re.findall(r"[a-z][a-z_-]*", re.split(r"\s{2,}", line.strip())[0]))
+
+
+def test_the_documented_commands_print_what_is_documented(tmp_path: Path) -> None:
+    commands = documented_commands()
+    assert [words[1] for words, _, _ in commands] == ["demo", "plan", "rechunk", "rechunk", "info"]
+    for (program, *words), code, documented in commands:
+        assert program == "rechunk-exec"
+        run = subprocess.run(
+            [sys.executable, "-m", "rechunk_exec", *words], check=False, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert run.returncode == code, run.stderr
+        printed = {label(line) for line in (run.stdout + run.stderr).splitlines()}
+        progress = re.compile(r"tasks \(|\d tasks, |^distributed|^apache|^not installed|^xarray|^h5py")
+        missing = [line for line in documented if label(line) not in printed and not progress.search(line)]
+        assert not missing, f"{words} does not print {missing}, but {sorted(printed)}"

@@ -180,14 +180,14 @@ def _problem(ref: ArrayRef) -> str:
     return ""
 
 
-def _in_memory(store: object) -> bool:
+def _in_memory(store: object, depth: int = 3) -> bool:
     if isinstance(store, str):
         return store.startswith("memory:")
     if any("Memory" in kind.__name__ or kind is dict for kind in type(store).__mro__):
         return True
     # A store may wrap another one, or a file system.
     inner = [getattr(store, name, None) for name in ("store", "_store", "fs")]
-    return any(one is not None and one is not store and _in_memory(one) for one in inner)
+    return depth > 0 and any(_in_memory(one, depth - 1) for one in inner if one is not None)
 
 
 def _load(data: bytes) -> tuple[Shared[Callable[[Any], object]], Any]:

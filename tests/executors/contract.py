@@ -1,0 +1,474 @@
+"""What any executor must do, as test classes to derive from: one subclass a back end.
+
+Tasks move no bytes here. They write what they do to files, which survive the processes that they run in, and fail or
+die where they are told to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rechunk_exec.errors import RechunkError, TaskError
+from rechunk_exec.executors import PoolExecutor, Shared, WorkerShape, worker_shape
+from rechunk_exec.plans import StagePlan
+from rechunk_exec.results import Event, TaskResult
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+
+ALWAYS = 1000
+
+
+def make_stage(number: int, tasks: int, *, tasks_per_worker: int = 1) -> Stage:
+    """A stage of so many tasks, of arrays that do not exist."""
+    sizes = (min(tasks, 1),)
+    plan = StagePlan(
+        shape=(tasks,),
+        itemsize=1,
+        source="source",
+        target="target",
+        read_unit=sizes,
+        write_unit=sizes,
+        chunk=(1,),
+        region=sizes,
+        threads=1,
+        tasks_per_worker=tasks_per_worker,
+        peak_bytes=tasks_per_worker,
+        predicted_s=0.0,
+    )
+    return Stage(number=number, plan=plan, source=ArrayRef(store="/nowhere/a"), target=ArrayRef(store="/nowhere/b"))
+
+
+class InjectedError(Exception):
+    """A fault on purpose. Like many real exceptions, it does not survive pickling as it is."""
+
+    def __init__(self, stage: int, index: int) -> None:
+        super().__init__(f"injected into task {index} of stage {stage}")
+
+
+class TravellingError(Exception):
+    """A fault on purpose that survives pickling."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A task function that writes to ``folder`` what it does, and fails as told."""
+
+    folder: Path
+    fails: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """By stage and index: how many of the first tries fail."""
+    dies: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """By stage and index: how many of the first tries kill their process."""
+    seconds: float = 0.0
+    error: type[Exception] = TravellingError
+
+    def __call__(self, task: CopyTask) -> TaskResult:
+        key = task.stage, task.index
+        began = time.monotonic()
+        with (self.folder / f"{task.stage}-{task.index}.tries").open("ab") as tries:
+            tries.write(b"x")
+            tries.flush()
+            tried = tries.tell()
+        time.sleep(self.seconds)
+        if tried <= self.dies.get(key, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if tried <= self.fails.get(key, 0):
+            raise self.error(*key)
+        entry = {"stage": task.stage, "index": task.index, "began": began, "ended": time.monotonic(), "pid":
+        os.getpid()} path = self.folder / f"{task.stage}-{task.index}-{os.getpid()}-{time.monotonic_ns()}.json"
+        path.write_text(json.dumps(entry)) return make_result(task)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What the tasks that ended well have written."""
+        return [json.loads(path.read_text()) for path in self.folder.glob("*.json")]
+
+    def tries(self) -> dict[tuple[int, int], int]:
+        """How often each task was started."""
+        tried = {}
+        for path in self.folder.glob("*.tries"):
+            stage, index = path.stem.split("-")
+            tried[int(stage), int(index)] = path.stat().st_size
+        return tried
+
+
+def make_result(task: CopyTask) -> TaskResult:
+    return TaskResult(
+        stage=task.stage,
+        index=task.index,
+        seconds=0.0,
+        bytes_read=1,
+        bytes_written=1,
+        stored_bytes_read=1,
+        stored_bytes_written=1,
+        predicted_bytes=1,
+        peak_bytes=1,
+        reader="none",
+        writer="none",
+    )
+
+
+def most_at_once(entries: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the recorded tasks ran at the same time, at most."""
+    steps = sorted([(entry["ended"], -1) for entry in entries] + [(entry["began"], 1) for entry in entries])
+    running = [sum(step for _, step in steps[: number + 1]) for number in range(len(steps))]
+    return max(running)
+
+
+class ExecutorContract:
+    """What ``staged_copy`` promises."""
+
+    survives_death = False
+    """Whether a task whose process dies is run again."""
+
+    def make(self) -> PoolExecutor:
+        """A new executor of two or more workers, if it can have them."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def executor(self) -> Iterator[PoolExecutor]:
+        with self.make() as executor:
+            yield executor
+
+    def test_all_tasks_run_once_and_results_are_in_order(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path)
+        stages = [make_stage(0, 7), make_stage(1, 5)]
+        report = executor.staged_copy(stages)
+        wanted = [(0, index) for index in range(7)] + [(1, index) for index in range(5)]
+        assert [(result.stage, result.index) for result in report.results] == wanted
+        assert recording.tries() == dict.fromkeys(wanted, 1)
+        assert (report.tasks, report.retries, report.executor) == (12, 0, executor.name)
+        assert report.seconds > 0
+
+    def test_barrier(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path, seconds=0.02)
+        executor.staged_copy([make_stage(stage, 6) for stage in range(3)])
+        for stage in range(2):
+            ends = [entry["ended"] for entry in recording.entries() if entry["stage"] == stage]
+            begins = [entry["began"] for entry in recording.entries() if entry["stage"] == stage + 1]
+            assert max(ends) <= min(begins)
+
+    @pytest.mark.parametrize("tasks_per_worker", [1, 2])
+    def test_no_more_tasks_at_once_in_a_worker_than_planned(
+        self, executor: PoolExecutor, tmp_path: Path, tasks_per_worker: int
+    ) -> None:
+        executor.task_function = recording = Recording(tmp_path, seconds=0.02)
+        executor.staged_copy([make_stage(0, 12, tasks_per_worker=tasks_per_worker)])
+        pids = {entry["pid"] for entry in recording.entries()}
+        for pid in pids:
+            assert most_at_once([entry for entry in recording.entries() if entry["pid"] == pid]) <= tasks_per_worker
+
+    def test_a_task_that_fails_twice_is_run_three_times(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path, fails={(0, 2): 2, (1, 0): 1})
+        events: list[Event] = []
+        report = executor.staged_copy([make_stage(0, 5), make_stage(1, 2)], on_event=events.append)
+        once = {(0, index): 1 for index in range(5)} | {(1, index): 1 for index in range(2)}
+        assert recording.tries() == once | {(0, 2): 3, (1, 0): 2}
+        assert report.retries == 3
+        assert {(r.stage, r.index): r.attempts for r in report.results} == recording.tries()
+        retried = Counter((event.stage, event.index) for event in events if event.kind == "retry")
+        assert retried == {(0, 2): 2, (1, 0): 1}
+        assert "TravellingError" in next(event.message for event in events if event.kind == "retry")
+
+    @pytest.mark.parametrize("error", [TravellingError, InjectedError])
+    def test_a_task_that_always_fails(self, executor: PoolExecutor, tmp_path: Path, error: type[Exception]) -> None:
+        executor.task_function = recording = Recording(tmp_path, fails={(0, 1): ALWAYS}, error=error)
+        events: list[Event] = []
+        with pytest.raises(TaskError, match="task 1 of stage 0") as caught:
+            executor.staged_copy([make_stage(0, 50), make_stage(1, 3)], on_event=events.append)
+        assert (caught.value.stage, caught.value.index) == (0, 1)
+        assert error.__name__ in str(caught.value)
+        assert "/nowhere/a" in str(caught.value)
+        assert "(1,)" in str(caught.value)
+        cause = caught.value.__cause__
+        assert isinstance(cause, error if error is TravellingError else (error, RechunkError))
+        assert error.__name__ in f"{type(cause).__name__}: {cause}"
+        assert recording.tries()[0, 1] == 3
+        assert not [key for key in recording.tries() if key[0] == 1]
+        assert sum(event.kind == "retry" for event in events) == 2
+
+    def test_other_tasks_are_waited_for_and_none_is_started(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path, fails={(0, 0): ALWAYS}, seconds=0.1)
+        with pytest.raises(TaskError):
+            executor.staged_copy([make_stage(0, 100)])
+        ended = time.monotonic()
+        tried = recording.tries()
+        time.sleep(0.3)
+        assert recording.tries() == tried, "a task was started after the error"
+        assert len(tried) < 30
+        assert {(entry["stage"], entry["index"]) for entry in recording.entries()} == tried.keys() - {(0, 0)}
+        assert max(entry["ended"] for entry in recording.entries()) <= ended
+
+    def test_the_executor_can_be_used_after_a_failure(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = Recording(tmp_path, fails={(0, 0): 3})
+        with pytest.raises(TaskError):
+            executor.staged_copy([make_stage(0, 4)])
+        assert executor.staged_copy([make_stage(0, 4)]).tasks == 4
+
+    def test_events_tell_the_total_once_and_each_task_once(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = Recording(tmp_path)
+        events: list[Event] = []
+        threads = set()
+
+        def listen(event: Event) -> None:
+            events.append(event)
+            threads.add(threading.get_ident())
+
+        report = executor.staged_copy([make_stage(0, 4), make_stage(1, 0), make_stage(2, 3)], on_event=listen)
+        assert events[0] == Event(kind="start", total=7)
+        assert {event.kind for event in events[1:]} == {"task"}
+        told = sorted((event.result for event in events[1:] if event.result), key=lambda r: (r.stage, r.index))
+        assert tuple(told) == report.results
+        assert [(event.stage, event.index) for event in events[1:]] == [(r.stage, r.index) for e in events[1:] if (r :=
+        e.result)] assert threads == {threading.get_ident()}
+
+    def test_a_listener_that_raises_stops_the_run(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path, seconds=0.02)
+
+        def listen(event: Event) -> None:
+            if event.kind == "task":
+                raise LookupError("listener")
+
+        with pytest.raises(LookupError, match="listener"):
+            executor.staged_copy([make_stage(0, 100)], on_event=listen)
+        tried = recording.tries()
+        assert {(entry["stage"], entry["index"]) for entry in recording.entries()} == tried.keys()
+        assert len(tried) < 50
+
+    def test_running_again_is_harmless(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path)
+        stages = [make_stage(0, 3), make_stage(1, 3)]
+        first, second = executor.staged_copy(stages), executor.staged_copy(stages)
+        assert first.results == second.results
+        assert set(recording.tries().values()) == {2}
+
+    def test_empty_stages(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = Recording(tmp_path)
+        events: list[Event] = []
+        assert executor.staged_copy([], on_event=events.append).results == ()
+        assert executor.staged_copy([make_stage(0, 0)], on_event=events.append).results == ()
+        assert events == [Event(kind="start", total=0)] * 2
+
+    def test_a_stage_of_14_million_tasks_starts_at_once(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = Recording(tmp_path, fails={(0, 0): ALWAYS})
+        executor.staged_copy([make_stage(0, 1)][:0])
+        began = time.monotonic()
+        with pytest.raises(TaskError):
+            executor.staged_copy([make_stage(0, 14_000_000)])
+        assert time.monotonic() - began < 20
+        assert len(list(tmp_path.glob("*.tries"))) < 2000
+
+    def test_a_killed_worker_costs_only_its_task(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        if not self.survives_death:
+            pytest.skip("the executor does not promise it")
+        executor.task_function = recording = Recording(tmp_path, dies={(0, 3): 2, (1, 0): 1}, seconds=0.01)
+        report = executor.staged_copy([make_stage(0, 9), make_stage(1, 2)])
+        once = {(0, index): 1 for index in range(9)} | {(1, index): 1 for index in range(2)}
+        assert recording.tries() == once | {(0, 3): 3, (1, 0): 2}
+        assert report.retries == 3
+
+    def test_a_task_that_always_kills_its_worker(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        if not self.survives_death:
+            pytest.skip("the executor does not promise it")
+        executor.task_function = recording = Recording(tmp_path, dies={(0, 3): ALWAYS})
+        with pytest.raises(TaskError, match="SIGKILL") as caught:
+            executor.staged_copy([make_stage(0, 9)])
+        assert caught.value.index == 3
+        assert recording.tries()[0, 3] == 3
+
+    def test_its_workers_are_told_of(self, executor: PoolExecutor) -> None:
+        shape = worker_shape(executor)
+        assert isinstance(shape, WorkerShape)
+        assert shape.tasks_per_worker == executor.tasks_per_worker >= 1
+        assert shape.workers >= 1
+        assert shape.cores_per_worker >= 1
+
+
+class PoolContract(ExecutorContract):
+    """What ``map``, ``put``, ``run_on_workers`` and ``close`` promise."""
+
+    def test_map_gives_results_in_order(self, executor: PoolExecutor) -> None:
+        assert list(executor.map(_slow_square, range(12))) == [number**2 for number in range(12)]
+
+    def test_map_of_nothing(self, executor: PoolExecutor) -> None:
+        assert list(executor.map(_slow_square, [])) == []
+
+    @pytest.mark.parametrize("window", [1, 3, None])
+    def test_map_takes_no_more_than_its_window(self, executor: PoolExecutor, window: int | None) -> None:
+        taken: list[int] = []
+
+        def endless() -> Iterator[int]:
+            while True:
+                taken.append(len(taken))
+                yield taken[-1]
+
+        results = executor.map(_slow_square, endless(), window=window)
+        for number in range(10):
+            assert next(results) == number**2
+            assert len(taken) <= number + 1 + (window or 2 * worker_shape(executor).workers * executor.tasks_per_worker)
+        results.close()  # type: ignore[attr-defined]
+
+    def test_map_raises_what_the_function_raised(self, executor: PoolExecutor) -> None:
+        results = executor.map(_refuse_three, range(10))
+        assert [next(results) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ValueError, match="three"):
+            next(results)
+        assert list(executor.map(_refuse_three, [4])) == [4]
+
+    def test_map_survives_what_is_no_exception(self, executor: PoolExecutor) -> None:
+        if executor.name == "serial":
+            pytest.skip("a plain loop ends as the function says")
+        with pytest.raises(RechunkError, match="SystemExit"):
+            list(executor.map(_leave, [3]))
+        assert list(executor.map(abs, [-1])) == [1]
+
+    def test_map_passes_on_what_its_tasks_raise(self, executor: PoolExecutor) -> None:
+        def broken() -> Iterator[int]:
+            yield 1
+            raise LookupError("tasks")
+
+        with pytest.raises(LookupError, match="tasks"):
+            list(executor.map(abs, broken()))
+        assert list(executor.map(abs, [-1])) == [1]
+
+    @pytest.mark.parametrize(("window", "error"), [(0, ValueError), (True, TypeError), ("2", TypeError)])
+    def test_map_refuses_wrong_windows(self, executor: PoolExecutor, window: Any, error: type[Exception]) -> None:
+        with pytest.raises(error, match="window"):
+            executor.map(abs, [1], window=window)
+        with pytest.raises(TypeError, match="function"):
+            executor.map(3, [1])  # type: ignore[arg-type]
+
+    def test_one_job_at_a_time(self, executor: PoolExecutor) -> None:
+        results = executor.map(_slow_square, range(5))
+        next(results)
+        with pytest.raises(RechunkError, match="one job at a time"):
+            next(executor.map(_slow_square, range(5)))
+        with pytest.raises(RechunkError, match="one job at a time"):
+            executor.staged_copy([make_stage(0, 2)])
+        assert list(results) == [1, 4, 9, 16]
+        assert list(executor.map(abs, [-1])) == [1]
+
+    def test_put_is_sent_once_a_worker(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        handle = executor.put(Witness(tmp_path, 5))
+        assert handle.value.number == 5
+        results = list(executor.map(_use, [(handle, number) for number in range(20)]))
+        assert [number for number, _ in results] == [5 + number for number in range(20)]
+        pids = {pid for _, pid in results} - {os.getpid()}
+        loaded = [int(path.name.split("-")[1]) for path in tmp_path.glob("loaded-*")]
+        assert sorted(loaded) == sorted(pids)
+        assert len(list(tmp_path.glob("packed-*"))) == (1 if pids else 0)
+
+    def test_handles_inside_shared_objects(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        inner = executor.put(Witness(tmp_path, 5))
+        outer = executor.put({"inner": inner})
+        results = list(executor.map(_use_nested, [outer] * 4))
+        assert results == [5] * 4
+
+    def test_run_on_workers_runs_once_in_each(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.run_on_workers(Mark(tmp_path, "early"))
+        pids = set(executor.map(_slow_pid, range(12)))
+        executor.run_on_workers(Mark(tmp_path, "late"))
+        pids |= set(executor.map(_slow_pid, range(12)))
+        for name in ("early", "late"):
+            marked = [int(path.name.split("-")[1]) for path in tmp_path.glob(f"{name}-*")]
+            assert len(marked) == len(set(marked))
+            assert set(marked) >= pids
+
+    def test_run_on_workers_comes_before_the_tasks_of_a_worker_that_joins(
+        self, executor: PoolExecutor, tmp_path: Path
+    ) -> None:
+        if not self.survives_death:
+            pytest.skip("no worker joins")
+        executor.run_on_workers(Mark(tmp_path, "set"))
+        before = {path.name for path in tmp_path.glob("set-*")}
+        executor.task_function = recording = Recording(tmp_path, dies={(0, 1): 1}, seconds=0.02)
+        executor.staged_copy([make_stage(0, 30)])
+        marked = [int(path.name.split("-")[1]) for path in tmp_path.glob("set-*")]
+        assert len(marked) == len(set(marked)) == len(before) + 1
+        assert {entry["pid"] for entry in recording.entries()} <= set(marked)
+
+    def test_run_on_workers_passes_on_failure(self, executor: PoolExecutor) -> None:
+        with pytest.raises((RechunkError, ValueError)) as caught:
+            executor.run_on_workers(_refuse)
+            list(executor.map(abs, [-1]))
+        assert "set-up" in str(caught.value)
+
+    def test_closing(self, executor: PoolExecutor) -> None:
+        assert list(executor.map(abs, [-1])) == [1]
+        executor.close()
+        executor.close()
+        with pytest.raises(RechunkError, match="closed"):
+            list(executor.map(abs, [-1]))
+        with pytest.raises(RechunkError, match="closed"):
+            executor.staged_copy([])
+        with pytest.raises(RechunkError, match="closed"):
+            executor.run_on_workers(_refuse)
+
+
+class Witness:
+    """Writes down when it is packed and unpacked."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder = folder
+        self.number = number
+
+    def __getstate__(self) -> dict[str, Any]:
+        (self.folder / f"packed-{os.getpid()}-{time.monotonic_ns()}").touch()
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        (self.folder / f"loaded-{os.getpid()}-{time.monotonic_ns()}").touch()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A set-up function that leaves a file."""
+
+    folder: Path
+    name: str
+
+    def __call__(self) -> None:
+        (self.folder / f"{self.name}-{os.getpid()}-{time.monotonic_ns()}").touch()
+
+
+def _slow_square(number: int) -> int:
+    time.sleep(0.01 if number % 3 else 0.03)
+    return number**2
+
+
+def _slow_pid(number: int) -> int:
+    time.sleep(0.01)
+    return os.getpid()
+
+
+def _refuse_three(number: int) -> int:
+    if number == 3:
+        raise ValueError("three")
+    return number
+
+
+def _refuse() -> None:
+    raise ValueError("set-up")
+
+
+def _leave(number: int) -> None:
+    raise SystemExit(number)
+
+
+def _use(task: tuple[Shared[Witness], int]) -> tuple[int, int]:
+    time.sleep(0.005)
+    handle, number = task
+    return handle.value.number + number, os.getpid()
+
+
+def _use_nested(outer: Shared[dict[str, Shared[Witness]]]) -> int:
+    return outer.value["inner"].value.number
