@@ -65,7 +65,7 @@ def plan(request: PlanRequest) -> Plan:
     one = best(request, direct)
     if one is not None and _beats_any_two(request, one):
         return _choose(request, {_ONE: one})
-    staged = staged_rows(request)
+    staged = staged_rows(request, math.inf if direct is None else float(direct.seconds.min()))
     fastest = min((float(rows.seconds.min()) for rows in (direct, staged) if rows is not None), default=0.0)
     found = {_ONE: best(request, direct, fastest), _TWO: best(request, staged, fastest)}
     weighed = {name: stages for name, stages in found.items() if stages is not None}

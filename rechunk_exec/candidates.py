@@ -28,7 +28,7 @@ from rechunk_exec.memory import BoolArray, FloatArray, IntArray
 
 _ENUMERATED = 2048
 """Up to so many write units along an axis, every region size is considered; above, those of :func:`per_count`."""
-_ROWS = 150_000
+_ROWS = 100_000
 """Combinations weighed at most."""
 _PAIRS = 2000
 """Pairs of regions considered for an axis where both regions of a staged plan may be shorter than the axis."""
@@ -265,55 +265,96 @@ def _cells(bounded: FloatArray, most: int) -> IntArray:
     return cells
 
 
-def combine(axes: Sequence[AxisOptions], limits: Sequence[float], weights: Sequence[float]) -> list[IntArray]:
-    """Numbers of the options to weigh, one array an axis, one entry a combination.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What makes a combination not worth weighing."""
 
-    Parameters
-    ----------
-    axes : sequence of AxisOptions
-        One an axis.
-    limits : sequence of float
-        Bounds on the products of the first factors.
-    weights : sequence of float
-        What each factor's product adds to the time.
-    """
-    if not axes:
-        return []
+    limits: Sequence[float]
+    """Bounds on the products of the first factors."""
+    weights: Sequence[float]
+    """Seconds that each factor's product adds."""
+    seconds: float = math.inf
+    """Bound on the sum of those."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combinations:
+    """Combinations of options, one an axis."""
+
+    numbers: list[IntArray]
+    """Numbers of the options: one array an axis, one entry a combination."""
+    complete: bool
+    """Whether none were left out that are within the bounds."""
+
+
+def combine(axes: Sequence[AxisOptions], bounds: Bounds) -> Combinations:
+    """The combinations to weigh, or a choice of them where they are too many. There is at least one axis."""
     order = sorted(range(len(axes)), key=lambda axis: len(axes[axis]))
     if min(len(axis) for axis in axes) == 0:
-        return [np.zeros(0, dtype=np.int64) for _ in axes]
-    shortened = _shorten([axes[axis] for axis in order], len(limits))
-    bounded = np.array(limits)[:, None]
+        return Combinations(numbers=[np.zeros(0, dtype=np.int64) for _ in axes], complete=True)
+    useful = _within(axes, bounds)
+    shortened = _shorten([axes[axis] for axis in order], [useful[axis] for axis in order], len(bounds.limits))
+    complete = all(len(few) == len(useful[axis]) for axis, few in zip(order, shortened, strict=True))
     totals = np.ones((axes[0].factors.shape[0], 1))
     chosen: list[IntArray] = []
-    for position, (options, original) in enumerate(shortened):
-        later = [other.factors.min(axis=1, keepdims=True) for other, _ in shortened[position + 1 :]]
+    for position, original in enumerate(shortened):
+        options = axes[order[position]].take(original)
+        later = [
+            axes[axis].factors[:, few].min(axis=1, keepdims=True, initial=math.inf)
+            for axis, few in zip(order[position + 1 :], shortened[position + 1 :], strict=True)
+        ]
         least = np.prod(later, axis=0) if later else np.ones((totals.shape[0], 1))
-        # the bounded factors first: most rows end here
-        heads = (totals[: len(limits), :, None] * options.factors[: len(limits), None, :]).reshape(len(limits), -1)
-        kept = np.flatnonzero((heads * least[: len(limits)] <= bounded).all(axis=0))
-        before, here = np.divmod(kept, len(options))
+        before, here = _products_within(totals, options, least, bounds)
         totals = totals[:, before] * options.factors[:, here]
-        if later and len(kept) * len(shortened[position + 1][0]) > _ROWS:
-            times = np.array(weights) @ (totals * least)
-            room = max(500, _ROWS // len(shortened[position + 1][0]))
-            cells = _cells(totals[: len(limits)], room)
-            by_time = np.argsort(times, kind="stable")
-            best = np.sort(by_time[np.unique(cells[by_time], return_index=True)[1]])
-            totals, before, here = totals[:, best], before[best], here[best]
+        times = np.array(bounds.weights) @ (totals * least)
+        best = np.flatnonzero(times <= bounds.seconds)
+        if later and len(best) * len(shortened[position + 1]) > _ROWS:
+            complete = False
+            cells = _cells(totals[: len(bounds.limits), best], max(500, _ROWS // len(shortened[position + 1])))
+            by_time = np.argsort(times[best], kind="stable")
+            best = np.sort(best[by_time[np.unique(cells[by_time], return_index=True)[1]]])
+        totals, before, here = totals[:, best], before[best], here[best]
         chosen = [numbers[before] for numbers in chosen] + [original[here]]
-    return [chosen[order.index(axis)] for axis in range(len(axes))]
+    return Combinations(numbers=[chosen[order.index(axis)] for axis in range(len(axes))], complete=complete)
 
 
-def _shorten(axes: list[AxisOptions], bounds: int) -> list[tuple[AxisOptions, IntArray]]:
-    """Options with their numbers; fewer where all combinations would be many."""
+def _products_within(
+    totals: FloatArray, options: AxisOptions, least: FloatArray, bounds: Bounds
+) -> tuple[IntArray, IntArray]:
+    """Numbers of the totals and of the options whose products keep to the limits; most do not."""
+    kept: BoolArray | None = None
+    for total, factor, rest, limit in zip(totals, options.factors, least[:, 0], bounds.limits, strict=False):
+        within = np.outer(total, factor) * rest <= limit
+        kept = within if kept is None else kept & within
+    before, here = np.nonzero(np.ones((totals.shape[1], len(options))) if kept is None else kept)
+    return before, here
+
+
+def _within(axes: Sequence[AxisOptions], bounds: Bounds) -> list[IntArray]:
+    """Numbers of the options of each axis that are within the bounds whatever is chosen on the others."""
+    least = [options.factors.min(axis=1) for options in axes]
+    useful = []
+    for axis, options in enumerate(axes):
+        others = np.prod([few for other, few in enumerate(least) if other != axis], axis=0)
+        products = options.factors * np.reshape(others, (-1, 1))
+        fits = np.array(bounds.weights) @ products <= bounds.seconds
+        for product, limit in zip(products, bounds.limits, strict=False):
+            fits = fits & (product <= limit)
+        useful.append(np.flatnonzero(fits))
+    return useful
+
+
+def _shorten(axes: Sequence[AxisOptions], useful: Sequence[IntArray], bounded: int) -> list[IntArray]:
+    """Numbers of the useful options; fewer where all combinations would be many."""
+    if len(axes) < 2 or math.prod(len(numbers) for numbers in useful) <= 4 * _ROWS:
+        return list(useful)
     shortened = []
-    many = math.prod(len(options) for options in axes) > 4 * _ROWS
-    for options in axes:
-        numbers = np.arange(len(options))
-        if many and len(axes) > 1 and len(options) > _KEPT:
-            by_weight = np.argsort(options.factors[bounds:].sum(axis=0), kind="stable")
-            cells = _cells(options.factors[:bounds], _KEPT)
-            numbers = np.sort(by_weight[np.unique(cells[by_weight], return_index=True)[1]])
-        shortened.append((options.take(numbers), numbers))
+    for options, numbers in zip(axes, useful, strict=True):
+        few = numbers
+        if len(numbers) > _KEPT:
+            factors = options.factors[:, numbers]
+            by_weight = np.argsort(factors[bounded:].sum(axis=0), kind="stable")
+            cells = _cells(factors[:bounded], _KEPT)
+            few = numbers[np.sort(by_weight[np.unique(cells[by_weight], return_index=True)[1]])]
+        shortened.append(few)
     return shortened

@@ -248,8 +248,11 @@ class Grid:
         if any(a >= b for a, b in zip(box.start, box.stop, strict=True)):
             return
         ranges = [range(a // u, (b - 1) // u + 1) for a, b, u in zip(box.start, box.stop, self.chunk, strict=True)]
-        for index in itertools.product(*ranges):
-            yield Unit(index, self.box_at(index))
+        # itertools.product lists its ranges first; the outer axis, which may be very long, is not among them
+        for outer in ranges[0] if ranges else (None,):
+            for inner in itertools.product(*ranges[1:]):
+                index = inner if outer is None else (outer, *inner)
+                yield Unit(index, self.box_at(index))
 
     def count_touching(self, box: Box) -> int:
         """Number of units that :meth:`touching` yields."""

@@ -101,7 +101,7 @@ class CopyReport:
     def __str__(self) -> str:
         lines = [
             f"{self.tasks} tasks in {self.seconds:.2f} s ({self.executor}), {self.retries} retries",
-            f"read {format_bytes(self.bytes_read)}, wrote {format_bytes(self.bytes_written)}; "
+            f"read {format_bytes(self.bytes_read)}, wrote {format_bytes(self.bytes_written)}",
             f"most memory of a task: {format_bytes(self.peak_bytes)}",
             *self.codec_paths,
             *(f"warning: {warning}" for warning in self.warnings),

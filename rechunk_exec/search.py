@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rechunk_exec.candidates import AxisOptions, StagedAxis, combine, direct_axis, staged_axis
+from rechunk_exec.candidates import AxisOptions, Bounds, StagedAxis, combine, direct_axis, staged_axis
 from rechunk_exec.cost import SOURCE, TARGET, CostModel, StageWork
 from rechunk_exec.grid import ceil_div, clip
 from rechunk_exec.memory import BoolArray, FloatArray, IntArray, MemoryRows, StageMemory, product
@@ -111,10 +111,11 @@ def direct_rows(request: PlanRequest) -> Rows | None:
     limits = [_most_elements(request, request.memory())]
     axes = [direct_axis(*sizes) for sizes in zip(shape, request.read_unit, request.write_unit, strict=True)]
     operation_s = cost.operation_s / cost.in_flight
-    numbers = combine(axes, limits, [0.0, request.itemsize / cost.decode_bps, operation_s, 0.0])
+    bounds = Bounds(limits=limits, weights=[0.0, request.itemsize / cost.decode_bps, operation_s, 0.0])
+    numbers = combine(axes, bounds).numbers
     region = _sizes(axes, numbers, 0)
     _, elements, units, tasks = (_products(axes, numbers, factor) for factor in range(4))
-    objects = math.prod(ceil_div(n, b) for n, b in zip(shape, request.write_unit, strict=True))
+    objects = _objects(request)
     rows = _StageRows(
         source=SOURCE,
         target=TARGET,
@@ -137,8 +138,15 @@ def direct_rows(request: PlanRequest) -> Rows | None:
     )
 
 
-def staged_rows(request: PlanRequest) -> Rows | None:
-    """All two-stage plans worth weighing that fit, or None."""
+def staged_rows(request: PlanRequest, fastest: float = math.inf) -> Rows | None:
+    """All two-stage plans worth weighing that fit, or None.
+
+    Parameters
+    ----------
+    request : PlanRequest
+    fastest : float
+        Seconds of a plan that is already known; plans that are slower, and not nearly as fast, are left out.
+    """
     shape, cost = request.shape, request.cost
     ones = (1,) * len(shape)
     memories = request.memory(target=ones), request.memory(source=ones)
@@ -150,9 +158,20 @@ def staged_rows(request: PlanRequest) -> Rows | None:
         axes.append(staged_axis(StagedAxis(n=n, read_unit=a, write_unit=b, most_first=first, most_second=second)))
     operation_s = cost.operation_s / cost.in_flight
     decode_s, reread_s = request.itemsize / cost.decode_bps, request.itemsize / cost.raw_read_bps
-    weights = [0.0, 0.0, decode_s, operation_s, operation_s, reread_s, operation_s, 0.0, 0.0]
-    numbers = combine(axes, limits, weights)
-    return weigh_staged(request, axes, numbers)
+    nbytes = math.prod(shape) * request.itemsize
+    always = nbytes / cost.raw_write_bps + nbytes / cost.encode_bps + _objects(request) * operation_s
+    bounds = Bounds(
+        limits=limits,
+        weights=[0.0, 0.0, decode_s, operation_s, operation_s, reread_s, operation_s, 0.0, 0.0],
+        seconds=fastest * NEAR - always,
+    )
+    found = combine(axes, bounds)
+    rows = weigh_staged(request, axes, found.numbers)
+    if rows is not None and not found.complete:
+        # What was found bounds a second search, which has room for more of the combinations that matter.
+        found = combine(axes, replace(bounds, seconds=min(fastest, float(rows.seconds.min())) * NEAR - always))
+        rows = weigh_staged(request, axes, found.numbers) or rows
+    return rows
 
 
 def weigh_staged(request: PlanRequest, axes: Sequence[AxisOptions], numbers: Sequence[IntArray]) -> Rows | None:
@@ -161,7 +180,7 @@ def weigh_staged(request: PlanRequest, axes: Sequence[AxisOptions], numbers: Seq
     first, chunk, second = (_sizes(axes, numbers, which) for which in range(3))
     products = [_products(axes, numbers, factor) for factor in range(2, 9)]
     elements, units, chunks, elements_again, units_again, tasks, tasks_again = products
-    objects = math.prod(ceil_div(n, b) for n, b in zip(shape, request.write_unit, strict=True))
+    objects = _objects(request)
     ones = (1,) * len(shape)
     stages = [
         _StageRows(
@@ -301,6 +320,11 @@ def _most_elements(request: PlanRequest, memory: StageMemory) -> float:
     reading = math.prod(memory.read_unit) * memory.reading.stored
     writing = math.prod(memory.chunk) * memory.writing.stored
     return min(request.task_budget, _EXACT) / request.itemsize - max(reading, writing)
+
+
+def _objects(request: PlanRequest) -> int:
+    """Write units of the target."""
+    return math.prod(ceil_div(n, b) for n, b in zip(request.shape, request.write_unit, strict=True))
 
 
 def _others(unit: tuple[int, ...], axis: int) -> int:

@@ -168,6 +168,19 @@ def test_a_source_that_is_missing_is_exit_code_1(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_verify_tells_whether_the_bits_are_the_same(frame: Path, tmp_path: Path) -> None:
+    series = tmp_path / "series.zarr"
+    run("rechunk", frame, series, *LAYOUT, "--verify")
+    assert "the same" in run("verify", frame, series).stdout
+    assert run_json("verify", frame, series)["ok"] is True
+    zarr.open_array(series, mode="r+")[3, 20, 5] = 1
+    document = run_json("verify", frame, series, code=1)
+    (box,) = document["differing"]
+    assert document["ok"] is False
+    assert all(low <= place < high for low, place, high in zip(box["start"], (3, 20, 5), box["stop"], strict=True))
+    assert "differ" in run("verify", frame, series, code=1).stdout
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     done = run("rechunk", tmp_path / "no.zarr", tmp_path / "series.zarr", *LAYOUT, "--debug", code=1)
     assert "Traceback" in done.stderr

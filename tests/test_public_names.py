@@ -24,10 +24,12 @@ def test_the_public_names_are_those_of_the_contract() -> None:
         "TargetExistsError",
         "TaskError",
         "TaskResult",
+        "VerifyReport",
         "plan_rechunk",
         "rechunk",
         "run_task",
         "staged_copy",
+        "verify",
     ]
 
 

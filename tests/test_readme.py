@@ -82,7 +82,7 @@ def label(line: str) -> str:
 
 def test_the_documented_commands_print_what_is_documented(tmp_path: Path) -> None:
     commands = documented_commands()
-    assert [words[1] for words, _, _ in commands] == ["demo", "plan", "rechunk", "rechunk", "info"]
+    assert [words[1] for words, _, _ in commands] == ["demo", "plan", "rechunk", "rechunk", "verify", "info"]
     for (program, *words), code, documented in commands:
         assert program == "rechunk-exec"
         run = subprocess.run(

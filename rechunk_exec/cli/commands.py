@@ -9,9 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
+import rechunk_exec as rx
 from rechunk_exec import wire
 from rechunk_exec.cli.options import JobOptions, executor_options, job_options, opened_executor, parsed_by
-from rechunk_exec.cli.outcome import print_json, reporting_errors
+from rechunk_exec.cli.outcome import ExitCode, print_json, reporting_errors
 from rechunk_exec.demo import DEMO_SIZES, DemoRequest, run_demo
 from rechunk_exec.machine_report import inspect_machine, installed_version
 from rechunk_exec.plans import Plan
@@ -62,6 +63,19 @@ def plan(*, source: str, target: str | None, as_json: bool, **options: Any) -> N
             print_json({"target": target, "plan": json.loads(job.plan.to_json())})
         else:
             show_plan(results_console(), job.plan, explain=True)
+
+
+@program.command()
+@click.argument("source")
+@click.argument("target")
+@reporting_errors
+def verify(*, source: str, target: str, as_json: bool) -> ExitCode:
+    """Compare two arrays bit for bit, whatever their chunks. The exit code is 1 if they differ."""
+    report = rx.verify(source, target)
+    if as_json:
+        print_json({"ok": report.ok, **wire.to_document(report)})
+    results_console(quiet=as_json).print(str(report), markup=False, highlight=False, soft_wrap=True)
+    return ExitCode.DONE if report.ok else ExitCode.FAILED
 
 
 @program.command()

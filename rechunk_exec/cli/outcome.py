@@ -30,16 +30,19 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def reporting_errors(command: Callable[..., None]) -> Callable[..., int]:
-    """Give a command ``--json`` and ``--debug``, and turn its exceptions into a message and an exit code."""
+def reporting_errors(command: Callable[..., ExitCode | None]) -> Callable[..., ExitCode]:
+    """Give a command ``--json`` and ``--debug``, and turn its exceptions into a message and an exit code.
+
+    A command that returns none is done.
+    """
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
     @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
     @functools.wraps(command)
-    def run(*, as_json: bool, debug: bool, **options: Any) -> int:
+    def run(*, as_json: bool, debug: bool, **options: Any) -> ExitCode:
         log_to_stderr()
         try:
-            command(as_json=as_json, **options)
+            return command(as_json=as_json, **options) or ExitCode.DONE
         except click.ClickException:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, people get one message
@@ -49,7 +52,6 @@ def reporting_errors(command: Callable[..., None]) -> Callable[..., int]:
                 print_json({"error": error_document(error)})
             click.echo(f"rechunk-exec: {error_message(error)}", err=True)
             return ExitCode.NO_PLAN if isinstance(error, PlanError) else ExitCode.FAILED
-        return ExitCode.DONE
 
     return run
 

@@ -1,0 +1,262 @@
+"""The main job against its rivals: one run, fresh processes, seconds and peak memory. Run by hand; asserts nothing.
+
+    python tests/benchmarks/frame.py [--folder DIR] [--layout blocks|epochs|both] [--max-mem 2GB] [--rounds 3]
+
+A cube of 128 epochs of 2048 x 2048 float32 (smooth deformation, noise with 12 mantissa bits zeroed, NaN mask; Blosc zstd-3
+bitshuffle) goes from chunks (1, 1024, 1024) or (1, 2048, 2048) to shards (128, 256, 256) of chunks (128, 64, 64).
+
+* ``limit``: decode every source chunk once and encode every target chunk once, on all cores, into memory that is used
+  again. Nobody can be faster with these codecs.
+* ``zarr+zarrs loop``: ``target[part] = source[part]`` with the Rust pipeline, part by part.
+* ``tensorstore``: the same copy in 1, 2, 4 or 8 parts; no cache, no file sync, one copy thread a core.
+* ``rechunk_exec``: each executor.
+
+Contenders take turns within a round, so that a machine's drift meets all of them; the table shows medians. Memory is the
+peak of the resident set over that of the same process after its imports, for ``processes`` that of its largest worker.
+Needs the extra ``bench``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numcodecs import blosc
+from zarr.codecs import BloscCodec
+
+SHAPE = (128, 2048, 2048)
+CHUNK, SHARD = (128, 64, 64), (128, 256, 256)
+LAYOUTS = {"blocks": (1, 1024, 1024), "epochs": (1, 2048, 2048)}
+EXECUTORS = ("serial", "threads", "processes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("frame-benchmark"))
+    parser.add_argument("--layout", choices=[*LAYOUTS, "both"], default="both")
+    parser.add_argument("--max-mem", default="2GB")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="contenders whose name contains this text")
+    parser.add_argument("--one", nargs=2, metavar=("CONTENDER", "LAYOUT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(run_one(options.one[0], options.folder, options.one[1], options.max_mem)))
+        return
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for layout in LAYOUTS if options.layout == "both" else [options.layout]:
+        make_cube(options.folder / f"{layout}.zarr", LAYOUTS[layout])
+        compare(options, layout)
+
+
+def compare(options: argparse.Namespace, layout: str) -> None:
+    names = [name for name in contenders() if not options.only or options.only in name or name == "limit"]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name in names:
+            command = [sys.executable, __file__, "--folder", str(options.folder), "--max-mem", options.max_mem]
+            done = subprocess.run([*command, "--one", name, layout], capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"{name} failed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+                continue
+            runs[name].append(json.loads(done.stdout.splitlines()[-1]))
+    limit = statistics.median(run["seconds"] for run in runs["limit"])
+    print(
+        f"\n{layout}: source chunks {LAYOUTS[layout]}, max_mem {options.max_mem}, {options.rounds} rounds, "
+        f"{len(os.sched_getaffinity(0))} cores"
+    )
+    print(f"{'':24}{'seconds':>9}{'x limit':>9}{'CPU s':>8}{'peak over idle':>16}  plan")
+    for name, several in runs.items():
+        if several:
+            seconds, cpu = (statistics.median(run[key] for run in several) for key in ("seconds", "cpu"))
+            peak = max(run["peak_bytes"] for run in several) / 1e6
+            print(
+                f"{name:24}{seconds:9.2f}{seconds / limit:9.2f}{cpu:8.2f}{peak:13.0f} MB  {several[0].get('plan', '')}"
+            )
+
+
+def contenders() -> dict[str, Callable[[Path, Path, str], str]]:
+    """What runs, by name: a function of source, target and budget that returns a note."""
+    named: dict[str, Callable[[Path, Path, str], str]] = {"limit": limit, "zarr+zarrs loop": zarrs_loop}
+    for parts in (1, 2, 4, 8):
+        named[f"tensorstore / {parts}"] = lambda source, target, _, parts=parts: tensorstore_copy(source, target, parts)
+    for executor in EXECUTORS:
+        named[f"rechunk_exec {executor}"] = lambda source, target, budget, executor=executor: ours(
+            source, target, budget, executor
+        )
+    return named
+
+
+def run_one(name: str, folder: Path, layout: str, max_mem: str) -> dict[str, Any]:
+    source, target = folder / f"{layout}.zarr", folder / "target.zarr"
+    shutil.rmtree(target, ignore_errors=True)
+    for chunk in (source / "c").rglob("*"):  # the page cache holds the source for everyone
+        if chunk.is_file():
+            chunk.read_bytes()
+    prepare(name)
+    idle = resident_bytes()
+    began, cpu = time.perf_counter(), cpu_seconds()
+    measured = contenders()[name](source, target, max_mem)
+    figures: dict[str, Any] = {"seconds": time.perf_counter() - began, "cpu": cpu_seconds() - cpu}
+    figures["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - idle
+    if measured.startswith("{"):  # the contender has measured itself
+        figures |= json.loads(measured)
+    shutil.rmtree(target, ignore_errors=True)
+    return figures
+
+
+def prepare(name: str) -> None:
+    """Import what a contender uses, so that its idle memory counts it."""
+    if name.startswith("tensorstore"):
+        import tensorstore  # noqa: F401
+    elif name.startswith("rechunk_exec"):
+        import rechunk_exec  # noqa: F401
+    elif name.startswith("zarr"):
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+
+
+def ours(source: Path, target: Path, max_mem: str, executor: str) -> str:
+    import rechunk_exec as rx
+
+    job = rx.rechunk(
+        source, {"time": -1, "y": 64, "x": 64}, max_mem, target,
+        executor=executor, target_shards={"time": -1, "y": 256, "x": 256}, progress=False,
+    )  # fmt: skip
+    job.execute()
+    stages = " -> ".join(str(stage.region) for stage in job.stages)
+    note: dict[str, Any] = {"plan": f"{stages}, traffic {job.plan.traffic:.2f}"}
+    if executor == "processes" and job.report is not None:
+        note["peak_bytes"] = max(result.peak_bytes for result in job.report.results)
+    return json.dumps(note)
+
+
+def zarrs_loop(source: Path, target: Path, _: str) -> str:
+    from_array = zarr.open_array(source, mode="r")
+    to_array = new_target(target)
+    for part in parts_of(4 if from_array.chunks == LAYOUTS["blocks"] else 2):
+        to_array[part] = from_array[part]
+    return ""
+
+
+def tensorstore_copy(source: Path, target: Path, parts: int) -> str:
+    import tensorstore
+
+    new_target(target)
+    context = {
+        "cache_pool": {"total_bytes_limit": 0},
+        "data_copy_concurrency": {"limit": len(os.sched_getaffinity(0))},
+        "file_io_sync": False,
+    }
+    arrays = [
+        tensorstore.open(
+            {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}, "context": context}
+        ).result()
+        for path in (source, target)
+    ]
+    for part in parts_of(parts):
+        arrays[1][part].write(arrays[0][part]).result()
+    return ""
+
+
+def parts_of(count: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Cut the cube into whole shards: bands of rows, and for 4 also two halves of columns."""
+    columns = 2 if count == 4 else 1
+    rows = count // columns
+    height, width = SHAPE[1] // rows, SHAPE[2] // columns
+    for row in range(rows):
+        for column in range(columns):
+            yield (
+                slice(0, SHAPE[0]),
+                slice(row * height, (row + 1) * height),
+                slice(column * width, (column + 1) * width),
+            )
+
+
+def limit(source: Path, target: Path, _: str) -> str:
+    """Time the codecs alone: decoding the source's chunks, encoding the target's."""
+    array = zarr.open_array(source, mode="r")
+    files = sorted(path for path in (source / "c").rglob("*") if path.is_file())
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        own = threading.local()
+
+        def decode(path: Path) -> None:
+            if not hasattr(own, "buffer"):
+                own.buffer = np.empty(array.chunks, array.dtype)
+            blosc.decompress(path.read_bytes(), own.buffer)
+
+        began, cpu = time.perf_counter(), cpu_seconds()
+        list(pool.map(decode, files))
+        seconds, used = time.perf_counter() - began, cpu_seconds() - cpu
+
+        def encode(chunk: np.ndarray[Any, Any]) -> int:
+            return len(blosc.compress(chunk, b"zstd", 3, blosc.BITSHUFFLE))
+
+        for band in range(0, SHAPE[1], 512):  # prepared outside the clock, a band at a time
+            rows = array[:, band : band + 512]
+            chunks = [
+                np.ascontiguousarray(rows[:, y : y + 64, x : x + 64])
+                for y in range(0, 512, 64)
+                for x in range(0, SHAPE[2], 64)
+            ]
+            chunks = [chunk for chunk in chunks if not np.isnan(chunk).all()]
+            began, cpu = time.perf_counter(), cpu_seconds()
+            list(pool.map(encode, chunks))
+            seconds, used = seconds + time.perf_counter() - began, used + cpu_seconds() - cpu
+    return json.dumps({"seconds": seconds, "cpu": used, "peak_bytes": 0})
+
+
+def new_target(path: Path) -> zarr.Array[Any]:
+    return zarr.create_array(
+        path, shape=SHAPE, chunks=CHUNK, shards=SHARD, dtype="f4", fill_value=np.nan, compressors=compressor()
+    )
+
+
+def compressor() -> BloscCodec:
+    return BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle", typesize=4)
+
+
+def make_cube(path: Path, chunks: tuple[int, ...]) -> None:
+    if path.exists():
+        return
+    array = zarr.create_array(
+        path.with_suffix(".partial"), shape=SHAPE, chunks=chunks, dtype="f4", fill_value=np.nan, compressors=compressor(),
+        dimension_names=["time", "y", "x"], overwrite=True,
+    )  # fmt: skip
+    y, x = np.meshgrid(np.linspace(-1, 1, SHAPE[1]), np.linspace(-1, 1, SHAPE[2]), indexing="ij")
+    bowl, sea = np.exp(-4 * (y**2 + x**2)).astype("f4"), y + 0.5 * np.sin(3 * x) < -0.75
+    noise = np.random.default_rng(0)
+    for epoch in range(SHAPE[0]):
+        frame = bowl * np.float32(0.01 * epoch) + np.float32(0.01) * noise.standard_normal(SHAPE[1:], dtype="f4")
+        frame = (frame.view("u4") & np.uint32(0xFFFFF000)).view("f4")
+        frame[sea] = np.nan
+        array[epoch] = frame
+    path.with_suffix(".partial").rename(path)
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def cpu_seconds() -> float:
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rechunk_exec.cost import CostModel, StageWork, resolve
+from rechunk_exec.errors import PlanError
+
+WORK = StageWork(
+    decoded_bytes=6 * 10**9, written_bytes=3 * 10**9, operations=4000, tasks=5, source="source", target="target"
+)
+
+
+def test_seconds_of_a_direct_stage_are_bytes_at_their_rates_plus_operations() -> None:
+    assert CostModel.local().stage_seconds(WORK) == 6e9 / 2.0e9 + 3e9 / 0.8e9 + 4000 * 1e-4 / 2
+    assert CostModel.object().stage_seconds(WORK) == 6e9 / 32e9 + 3e9 / 12.8e9 + 4000 * 0.020 / 64
+
+
+def test_intermediates_have_rates_of_their_own() -> None:
+    model = replace(CostModel.local(), raw_read_bps=5e9)
+    assert model.stage_seconds(replace(WORK, target="temp-1")) == 6e9 / 2.0e9 + 3e9 / 1.5e9 + 4000 * 1e-4 / 2
+    assert model.stage_seconds(replace(WORK, source="temp-1")) == 6e9 / 5e9 + 3e9 / 0.8e9 + 4000 * 1e-4 / 2
+
+
+@pytest.mark.parametrize(
+    "slots, tasks, factor", [(1, 5, 1.0), (4, 5, 8 / 5), (4, 8, 1.0), (4, 1, 4.0), (4, 0, 1.0), (3, 7, 9 / 7)]
+)
+def test_a_last_wave_with_idle_workers_costs_its_share(slots: int, tasks: int, factor: float) -> None:
+    alone = CostModel.local().stage_seconds(WORK)
+    model = replace(CostModel.local(), tasks_at_once=slots)
+    assert model.stage_seconds(replace(WORK, tasks=tasks)) == pytest.approx(alone * factor, rel=1e-12)
+
+
+def test_fewer_threads_than_wanted_cost_time() -> None:
+    assert CostModel.local().stage_seconds(replace(WORK, slowdown=2.0)) == CostModel.local().stage_seconds(WORK) * 2
+
+
+def test_scaling_to_other_cores() -> None:
+    local, store = CostModel.local().scaled(8), CostModel.object().scaled(8)
+    assert (local.decode_bps, local.encode_bps, local.raw_read_bps, local.raw_write_bps) == (8e9, 3.2e9, 8e9, 6e9)
+    assert (local.in_flight, local.cores) == (8, 8)
+    assert (store.decode_bps, store.in_flight, store.cores) == (8e9, 64, 8), "an object store sets its own limit"
+    assert CostModel.local().scaled(1).in_flight == 1
+    assert CostModel.local().scaled(2) == CostModel.local()
+
+
+def test_presets_by_name() -> None:
+    assert resolve("local") == CostModel.local()
+    assert resolve("object") == CostModel.object()
+    mine = replace(CostModel.local(), name="mine")
+    assert resolve(mine) is mine
+    wrongs: list[Any] = ["disk", None, 3, ["local"]]
+    for wrong in wrongs:
+        with pytest.raises(PlanError, match="'local', 'object' or a CostModel"):
+            resolve(wrong)
+
+
+@pytest.mark.parametrize("name, value", [("decode_bps", 0), ("encode_bps", -1.0), ("in_flight", 0), ("cores", 0)])
+def test_rates_that_are_not_positive_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=name):
+        replace(CostModel.local(), **{name: value})
+    with pytest.raises(PlanError, match="operation_s"):
+        replace(CostModel.local(), operation_s=-1e-9)
+    with pytest.raises(PlanError, match="at least one core"):
+        CostModel.local().scaled(0)

@@ -1,0 +1,114 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rechunk_exec.errors import PlanError
+from rechunk_exec.grid import clip
+from rechunk_exec.memory import MemoryRows, ReadScratch, StageMemory, WriteScratch, lies_in_place
+from tests import oracles
+
+axes = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),
+                max_size=3)  # fmt: skip
+multiples = st.sampled_from([0, 1, 2])
+readings = st.builds(ReadScratch, stored=multiples, decoded=multiples, in_place=st.booleans())
+writings = st.builds(WriteScratch, gathered=multiples, stored=multiples, in_place=st.booleans(), assembled=multiples)
+
+
+def _memory(sizes: list[tuple[int, int, int, int, int]], reading: ReadScratch, writing: WriteScratch) -> StageMemory:
+    return StageMemory(
+        shape=tuple(n for n, *_ in sizes),
+        itemsize=4,
+        read_unit=tuple(a for _, a, *_ in sizes),
+        write_unit=tuple(c * k for _, _, c, k, _ in sizes),
+        chunk=tuple(c for _, _, c, _, _ in sizes),
+        reading=reading,
+        writing=writing,
+    )
+
+
+def _region(sizes: list[tuple[int, int, int, int, int]]) -> tuple[int, ...]:
+    return tuple(min(n, c * k * m) for n, _, c, k, m in sizes)
+
+
+@settings(max_examples=300)
+@given(axes, readings, writings, st.integers(1, 3))
+@example([], ReadScratch(), WriteScratch(), 2)
+def test_task_bytes_equal_the_model_by_counting(
+    sizes: list[tuple[int, int, int, int, int]], reading: ReadScratch, writing: WriteScratch, threads: int
+) -> None:
+    memory, region = _memory(sizes, reading, writing), _region(sizes)
+    held = memory.task_bytes(region, threads)
+    counted = oracles.task_bytes(memory, region, threads)
+    assert held >= counted
+    if threads == 1:
+        assert held == counted
+
+
+@given(axes)
+def test_in_place_means_what_numpy_calls_contiguous(sizes: list[tuple[int, int, int, int, int]]) -> None:
+    memory, region = _memory(sizes, ReadScratch(), WriteScratch()), _region(sizes)
+    for unit in (memory.read_unit, memory.chunk):
+        assert lies_in_place(unit, region, memory.shape) == oracles.is_run_of_buffer(unit, region, memory.shape)
+
+
+@given(axes, readings, writings, st.integers(1, 3))
+@example([], ReadScratch(), WriteScratch(), 2)
+def test_rows_equal_the_exact_model(
+    sizes: list[tuple[int, int, int, int, int]], reading: ReadScratch, writing: WriteScratch, threads: int
+) -> None:
+    memory, region = _memory(sizes, reading, writing), _region(sizes)
+    columns = [[np.array([size]) for size in shape] for shape in (region, memory.read_unit, memory.write_unit, memory.chunk)]
+    rows = MemoryRows(
+        shape=memory.shape,
+        itemsize=4,
+        region=columns[0],
+        read_unit=columns[1],
+        write_unit=columns[2],
+        chunk=columns[3],
+        reading=reading,
+        writing=writing,
+    )
+    assert rows.task_bytes(threads).ravel().tolist() == [memory.task_bytes(region, threads)]
+
+
+def test_frames_by_hand() -> None:
+    memory = StageMemory(
+        shape=(389, 6144, 9216), itemsize=4, read_unit=(1, 1024, 1024), write_unit=(389, 256, 256), chunk=(389, 64, 64)
+    )
+    region = (389, 1024, 1024)
+    held = math.prod(region) * 4
+    # a source chunk is a plane of the region, so it is decoded there: only its encoded bytes come on top
+    assert memory.task_bytes(region, threads=2) == held + max(2 * 1024 * 1024 * 4, 2 * 389 * 64 * 64 * 4 * 3)
+    # half a chunk wide, it is decoded beside the region first
+    half = (389, 1024, 512)
+    assert memory.task_bytes(half, threads=2) == math.prod(half) * 4 + max(2 * 4 * 1024 * 1024 * 2, 2 * 389 * 64 * 64 * 12)
+
+
+def test_a_chunk_longer_than_its_axis_is_decoded_whole() -> None:
+    memory = StageMemory(shape=(10, 4), itemsize=8, read_unit=(100, 4), write_unit=(10, 2), chunk=(10, 2))
+    assert memory.task_bytes((10, 2), threads=1) == 10 * 2 * 8 + 2 * 100 * 4 * 8
+
+
+def test_stores_that_take_whole_objects_hold_the_write_unit() -> None:
+    memory = StageMemory(
+        shape=(64, 64), itemsize=1, read_unit=(1, 64), write_unit=(32, 32), chunk=(8, 8), writing=WriteScratch(assembled=1)
+    )
+    assert memory.task_bytes((32, 64), threads=4) == 32 * 64 + 4 * 64 * 3 + 2 * 32 * 32
+
+
+def test_fractions_of_a_unit_are_rounded_up() -> None:
+    memory = StageMemory(
+        shape=(3,), itemsize=1, read_unit=(3,), write_unit=(3,), chunk=(3,), reading=ReadScratch(stored=0.5, decoded=2.0)
+    )
+    assert memory.task_bytes((3,), threads=1) == 3 + 6
+    assert clip((3,), (2,)) == (2,)
+
+
+def test_negative_multiples_are_refused() -> None:
+    with pytest.raises(PlanError, match="at least 0"):
+        ReadScratch(stored=-1)
+    with pytest.raises(PlanError, match="at least 0"):
+        WriteScratch(assembled=float("nan"))

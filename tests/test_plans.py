@@ -1,0 +1,162 @@
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rechunk_exec.errors import PlanError, SerializationError
+from rechunk_exec.grid import clip
+from rechunk_exec.planning import plan_rechunk
+from rechunk_exec.plans import Alternative, Plan, StagePlan
+from tests import oracles
+
+STAGE = StagePlan(
+    shape=(10, 8),
+    itemsize=4,
+    source="source",
+    target="target",
+    read_unit=(1, 8),
+    write_unit=(10, 2),
+    chunk=(5, 2),
+    region=(10, 4),
+    threads=2,
+    tasks_per_worker=3,
+    peak_bytes=600,
+    predicted_s=0.1,
+)
+
+axes = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 7), st.integers(1, 7), st.integers(1, 3)), max_size=3)
+
+
+@settings(max_examples=200)
+@given(axes)
+@example([])
+@example([(0, 2, 2, 1), (5, 2, 3, 1)])
+@example([(5, 7, 7, 1)])
+def test_figures_equal_counts_of_elements(sizes: list[tuple[int, int, int, int]]) -> None:
+    shape = tuple(n for n, *_ in sizes)
+    write_unit = clip(tuple(b for _, _, b, _ in sizes), shape)
+    stage = replace(
+        STAGE,
+        shape=shape,
+        read_unit=clip(tuple(a for _, a, *_ in sizes), shape),
+        write_unit=write_unit,
+        chunk=write_unit,
+        region=clip(tuple(b * k for _, _, b, k in sizes), shape),
+    )
+    if 0 in shape:
+        figures = (stage.tasks, stage.read_units, stage.objects, stage.operations, stage.elements_read, stage.traffic)
+        assert figures == (0, 0, 0, 0, 0, 0.0)
+        return
+    counts = oracles.stage_counts(shape, stage.read_unit, stage.write_unit, stage.region)
+    assert stage.tasks == counts["tasks"]
+    assert stage.read_units == counts["read_units"]
+    assert stage.elements_read == counts["elements_read"]
+    assert stage.objects == stage.write_units == counts["write_units"]
+    assert stage.operations == counts["read_units"] + counts["write_units"]
+    assert stage.elements == counts["elements_written"]
+    assert stage.traffic == (counts["elements_read"] + counts["elements_written"]) / counts["elements_written"]
+    filled = np.zeros(shape, dtype=int)
+    for index in range(stage.tasks):
+        start, stop = stage.box(index)
+        filled[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] += 1
+    assert (filled == 1).all()
+    for index in (-1, stage.tasks):
+        with pytest.raises(IndexError):
+            stage.box(index)
+
+
+def test_boxes_are_in_c_order() -> None:
+    stage = replace(STAGE, write_unit=(5, 4), region=(5, 4))
+    corners = [stage.box(index)[0] for index in range(stage.tasks)]
+    assert corners == list(itertools.product((0, 5), (0, 4)))
+
+
+def test_one_task_has_its_part_of_the_peak() -> None:
+    assert STAGE.task_bytes == 200
+    assert STAGE.read_amplification == 2.0
+
+
+@pytest.mark.parametrize("region", [(4, 4), (10, 3), (5, 8)])
+def test_regions_that_share_a_write_unit_are_refused(region: tuple[int, int]) -> None:
+    with pytest.raises(PlanError, match="whole write units") as refused:
+        replace(STAGE, region=region)
+    assert str(region) in str(refused.value)
+    assert "(10, 2)" in str(refused.value)
+
+
+def test_stages_need_whole_shapes_and_positive_counts() -> None:
+    with pytest.raises(PlanError, match="one size per axis"):
+        replace(STAGE, region=(10,))
+    with pytest.raises(PlanError, match="at least one element"):
+        replace(STAGE, read_unit=(0, 8))
+    with pytest.raises(PlanError, match="at least 1"):
+        replace(STAGE, threads=0)
+
+
+def _two() -> Plan:
+    first = replace(STAGE, target="temp-1", write_unit=(5, 4), chunk=(5, 4), region=(5, 8))
+    second = replace(STAGE, source="temp-1", read_unit=(5, 4))
+    return Plan(
+        stages=(first, second),
+        max_mem=700,
+        alternatives=(Alternative.of("two stages", (first, second), chosen=True, why="chosen: it is a test"),),
+    )
+
+
+def test_a_plan_sums_its_stages() -> None:
+    plan = _two()
+    first, second = plan.stages
+    assert plan.tasks == first.tasks + second.tasks == 4
+    assert plan.operations == first.operations + second.operations
+    assert plan.objects == 4 + 4
+    assert plan.traffic == first.traffic + second.traffic
+    assert plan.predicted_s == pytest.approx(0.2)
+    assert plan.peak_bytes == 600
+    assert plan.temp_bytes == 10 * 8 * 4
+    assert Plan(stages=(STAGE,), max_mem=600).temp_bytes == 0
+
+
+def test_a_middle_stage_holds_two_intermediates() -> None:
+    first, second = _two().stages
+    middle = replace(first, source="temp-1", target="temp-2", read_unit=(5, 4))
+    plan = Plan(stages=(first, middle, replace(second, source="temp-2")), max_mem=700)
+    assert plan.temp_bytes == 2 * 10 * 8 * 4
+
+
+def test_plans_that_cannot_run_are_refused() -> None:
+    first, second = _two().stages
+    with pytest.raises(PlanError, match="at least one stage"):
+        Plan(stages=(), max_mem=700)
+    with pytest.raises(PlanError, match="each stage reads"):
+        Plan(stages=(first, replace(second, source="temp-7")), max_mem=700)
+    with pytest.raises(PlanError, match="at its ends"):
+        Plan(stages=(first,), max_mem=700)
+    with pytest.raises(PlanError, match="within max_mem"):
+        Plan(stages=(STAGE,), max_mem=599)
+
+
+def test_a_plan_travels_as_json() -> None:
+    plan = plan_rechunk((30, 20), 4, (1, 20), (30, 5), "3kB")
+    text = plan.to_json()
+    assert Plan.from_json(text) == plan
+    with pytest.raises(SerializationError):
+        Plan.from_json(text.replace('"max_mem"', '"max_memory"'))
+
+
+@pytest.mark.parametrize("max_mem", ["8GB", "2GB"])
+def test_the_explanation_has_every_figure(max_mem: str) -> None:
+    plan = plan_rechunk((389, 6898, 9618), 4, (1, 6898, 9618), (389, 64, 64), max_mem, target_shards=(389, 256, 256))
+    text = plan.explain()
+    assert text.startswith(str(plan))
+    wanted: list[object] = [plan.tasks, plan.operations, plan.objects, plan.peak_bytes, plan.max_mem, plan.temp_bytes]
+    for stage in plan.stages:
+        wanted += [stage.source, stage.target, stage.read_unit, stage.write_unit, stage.region, stage.tasks]
+        wanted += [stage.read_units, stage.objects, stage.elements_read * 4, stage.nbytes, stage.peak_bytes]
+        wanted += [f"{stage.read_amplification:.4g} times", stage.operations]
+    wanted += [word for one in plan.alternatives for word in (one.name, one.operations, one.objects, one.tasks, one.why)]
+    missing = [word for word in wanted if str(word) not in text]
+    assert not missing
+    assert sum(line.startswith("* ") for line in text.splitlines()) == 1
