@@ -32,7 +32,7 @@ _ROWS = 100_000
 """Combinations weighed at most."""
 _PAIRS = 2000
 """Pairs of regions considered for an axis where both regions of a staged plan may be shorter than the axis."""
-_COMPARED = 3000
+_COMPARED = 2000
 """Options of an axis that are compared with each other."""
 _KEPT = 500
 """Options of an axis that are combined with those of others, where all combinations would be too many."""

@@ -89,8 +89,7 @@ def _sums(reader: UnitReader, boxes: Grid, threads: int) -> NDArray[np.uint64]:
         region = Region(start, stop, np.empty(shape, stored.dtype))
         reader.read(unit, region, scratch)
         for number, low, high in _pieces(start, stop, boxes):
-            inside = tuple(slice(a - first, b - first) for a, b, first in zip(low, high, start, strict=True))
-            digest = box_digest(region.elements[inside], low)
+            digest = box_digest(region.part(low, high), low)
             with lock:
                 sums[number : number + 1] += np.uint64(digest)
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from rechunk_exec.candidates import AxisOptions
 from rechunk_exec.memory import ReadScratch, StageMemory, WriteScratch
-from rechunk_exec.plans import StagePlan
 from rechunk_exec.request import PlanRequest
 from rechunk_exec.search import Rows, Stages, direct_stages, weigh_staged
 
@@ -108,13 +107,13 @@ def task_bytes(memory: StageMemory, region: Shape, threads: int) -> int:
     return held + math.ceil(max(read, write))
 
 
-def all_direct(request: PlanRequest) -> list[StagePlan]:
+def all_direct(request: PlanRequest) -> list[Stages]:
     """Every one-stage plan that fits."""
     axes = []
     for n, b in zip(request.shape, request.write_unit, strict=True):
         axes.append(sorted({*range(b, n + 1, b), n}))
     plans = (direct_stages(request, region) for region in itertools.product(*axes))
-    return [stages[0] for stages in plans if stages is not None]
+    return [stages for stages in plans if stages is not None]
 
 
 def preferred(request: PlanRequest, plans: list[Stages]) -> tuple[float, int, bool, int, int]:

@@ -11,7 +11,9 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 
+from rechunk_exec.cli import ExitCode, main
 from rechunk_exec.cli.options import parse_sizes
+from rechunk_exec.machine_report import TOUCHED_BYTES, FreshMemory
 
 SHAPE = (12, 40, 36)
 LAYOUT = ("--chunks", "time=-1,y=8,x=8", "--shards", "time=-1,y=16,x=16", "--max-mem", "2MB")
@@ -186,6 +188,20 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
+def test_an_interrupt_tells_what_it_leaves(
+    frame: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        error = KeyboardInterrupt()
+        error.add_note("the target is unfinished")
+        raise error
+
+    monkeypatch.setattr("rechunk_exec.rechunk", interrupted)
+    code = main(["rechunk", str(frame), str(tmp_path / "series.zarr"), *LAYOUT])
+    assert code == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err.strip() == "rechunk-exec: interrupted; the target is unfinished"
+
+
 def test_version_and_help() -> None:
     assert run("--version").stdout == "rechunk-exec 0.1.0\n"
     assert "--max-mem" in run("rechunk", "--help").stdout
@@ -244,3 +260,8 @@ def test_sizes_per_axis(text: str, sizes: object) -> None:
 def test_sizes_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"names an axis twice|neither like"):
         parse_sizes(text)
+
+
+@pytest.mark.parametrize("seconds,verdict", [(0.2, "(healthy)"), (4.0, "(SLOW: ")])
+def test_slow_fresh_memory_is_called_slow(seconds: float, verdict: str) -> None:
+    assert verdict in str(FreshMemory(touched_bytes=TOUCHED_BYTES, seconds=seconds))

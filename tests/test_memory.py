@@ -10,8 +10,9 @@ from rechunk_exec.grid import clip
 from rechunk_exec.memory import MemoryRows, ReadScratch, StageMemory, WriteScratch, lies_in_place
 from tests import oracles
 
-axes = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),
-                max_size=3)  # fmt: skip
+# along one axis: the array, the read unit, the chunk, chunks in a write unit, write units in a region
+sizes_of_axis = st.tuples(*(st.integers(1, most) for most in (7, 8, 3, 3, 4)))
+axes = st.lists(sizes_of_axis, max_size=3)
 multiples = st.sampled_from([0, 1, 2])
 readings = st.builds(ReadScratch, stored=multiples, decoded=multiples, in_place=st.booleans())
 writings = st.builds(WriteScratch, gathered=multiples, stored=multiples, in_place=st.booleans(), assembled=multiples)
@@ -60,7 +61,9 @@ def test_rows_equal_the_exact_model(
     sizes: list[tuple[int, int, int, int, int]], reading: ReadScratch, writing: WriteScratch, threads: int
 ) -> None:
     memory, region = _memory(sizes, reading, writing), _region(sizes)
-    columns = [[np.array([size]) for size in shape] for shape in (region, memory.read_unit, memory.write_unit, memory.chunk)]
+    columns = [
+        [np.array([size]) for size in shape] for shape in (region, memory.read_unit, memory.write_unit, memory.chunk)
+    ]
     rows = MemoryRows(
         shape=memory.shape,
         itemsize=4,
@@ -84,7 +87,9 @@ def test_frames_by_hand() -> None:
     assert memory.task_bytes(region, threads=2) == held + max(2 * 1024 * 1024 * 4, 2 * 389 * 64 * 64 * 4 * 3)
     # half a chunk wide, it is decoded beside the region first
     half = (389, 1024, 512)
-    assert memory.task_bytes(half, threads=2) == math.prod(half) * 4 + max(2 * 4 * 1024 * 1024 * 2, 2 * 389 * 64 * 64 * 12)
+    assert memory.task_bytes(half, threads=2) == math.prod(half) * 4 + max(
+        2 * 4 * 1024 * 1024 * 2, 2 * 389 * 64 * 64 * 12
+    )
 
 
 def test_a_chunk_longer_than_its_axis_is_decoded_whole() -> None:
@@ -94,14 +99,24 @@ def test_a_chunk_longer_than_its_axis_is_decoded_whole() -> None:
 
 def test_stores_that_take_whole_objects_hold_the_write_unit() -> None:
     memory = StageMemory(
-        shape=(64, 64), itemsize=1, read_unit=(1, 64), write_unit=(32, 32), chunk=(8, 8), writing=WriteScratch(assembled=1)
+        shape=(64, 64),
+        itemsize=1,
+        read_unit=(1, 64),
+        write_unit=(32, 32),
+        chunk=(8, 8),
+        writing=WriteScratch(assembled=1),
     )
     assert memory.task_bytes((32, 64), threads=4) == 32 * 64 + 4 * 64 * 3 + 2 * 32 * 32
 
 
 def test_fractions_of_a_unit_are_rounded_up() -> None:
     memory = StageMemory(
-        shape=(3,), itemsize=1, read_unit=(3,), write_unit=(3,), chunk=(3,), reading=ReadScratch(stored=0.5, decoded=2.0)
+        shape=(3,),
+        itemsize=1,
+        read_unit=(3,),
+        write_unit=(3,),
+        chunk=(3,),
+        reading=ReadScratch(stored=0.5, decoded=2.0),
     )
     assert memory.task_bytes((3,), threads=1) == 3 + 6
     assert clip((3,), (2,)) == (2,)

@@ -156,7 +156,9 @@ def test_the_explanation_has_every_figure(max_mem: str) -> None:
         wanted += [stage.source, stage.target, stage.read_unit, stage.write_unit, stage.region, stage.tasks]
         wanted += [stage.read_units, stage.objects, stage.elements_read * 4, stage.nbytes, stage.peak_bytes]
         wanted += [f"{stage.read_amplification:.4g} times", stage.operations]
-    wanted += [word for one in plan.alternatives for word in (one.name, one.operations, one.objects, one.tasks, one.why)]
+    wanted += [
+        word for one in plan.alternatives for word in (one.name, one.operations, one.objects, one.tasks, one.why)
+    ]
     missing = [word for word in wanted if str(word) not in text]
     assert not missing
     assert sum(line.startswith("* ") for line in text.splitlines()) == 1

@@ -63,7 +63,8 @@ def test_formatted_sizes_read_back_to_three_figures(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "size, text", [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_999, "1 MB"), (10**21, "1000 EB")]
+    "size, text",
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_999, "1 MB"), (10**21, "1000 EB")],
 )
 def test_sizes_for_people(size: int, text: str) -> None:
     assert format_bytes(size) == text

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from rechunk_exec.cli.commands import program
-from rechunk_exec.cli.outcome import ExitCode
+from rechunk_exec.cli.outcome import ExitCode, notes_of
 
 __all__ = ["ExitCode", "main"]
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("rechunk-exec: interrupted", err=True)
+    except click.Abort as abort:  # which click makes of KeyboardInterrupt
+        click.echo("; ".join(["rechunk-exec: interrupted", *notes_of(abort.__cause__)]), err=True)
         return ExitCode.INTERRUPTED
     return int(code or ExitCode.DONE)

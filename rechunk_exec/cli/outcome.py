@@ -7,7 +7,8 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any
 
@@ -40,9 +41,9 @@ def reporting_errors(command: Callable[..., ExitCode | None]) -> Callable[..., E
     @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
     @functools.wraps(command)
     def run(*, as_json: bool, debug: bool, **options: Any) -> ExitCode:
-        log_to_stderr()
         try:
-            return command(as_json=as_json, **options) or ExitCode.DONE
+            with log_on_stderr():
+                return command(as_json=as_json, **options) or ExitCode.DONE
         except click.ClickException:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, people get one message
@@ -64,7 +65,12 @@ def error_message(error: BaseException) -> str:
     """
     if isinstance(error, RechunkError):
         return str(error)
-    return f"{type(error).__name__}: {error}; --debug shows the traceback"
+    return "; ".join([f"{type(error).__name__}: {error}", *notes_of(error), "--debug shows the traceback"])
+
+
+def notes_of(error: BaseException | None) -> list[str]:
+    """What was added to an error on its way, such as what it left behind."""
+    return list(getattr(error, "__notes__", ()))
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
@@ -78,11 +84,17 @@ def print_json(document: Mapping[str, Any]) -> None:
     click.echo(json.dumps(document, indent=2))
 
 
-def log_to_stderr() -> None:
+@contextmanager
+def log_on_stderr() -> Iterator[None]:
     """Show the package's log lines on standard error: they are the progress where there is no terminal."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logger = logging.getLogger("rechunk_exec")
-    logger.handlers = [handler]
+    level = logger.level
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -80,7 +80,8 @@ class ScratchBuffers:
 def _allocate(size: int) -> memoryview:
     if size < _MAPPED_FROM:
         return memoryview(bytearray(size))
-    mapping = mmap.mmap(-1, size)
+    # Python's default is a shared mapping, which the kernel does not back with huge pages.
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(mapping)

@@ -173,7 +173,8 @@ class Worker:
             drain(pair.reader.units(region), read, scratches, helpers)
             for scratch in scratches:
                 scratch.shrink()
-            drain(pair.writer.jobs(region), write, scratches, helpers)
+            with pair.writer.jobs(region) as jobs:
+                drain(jobs, write, scratches, helpers)
             tally.written = region.elements.nbytes
         return tally
 

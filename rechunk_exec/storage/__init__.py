@@ -78,7 +78,8 @@ __all__ = [
 def open_reader(ref: ArrayRef) -> UnitReader:
     """Open the array that ``ref`` names for reading, in the fastest way that serves it."""
     stored = open_array(ref, read_only=True)
-    return DirectReader(stored, _objects(stored)) if stored.codec is not None else ZarrReader(stored)
+    objects = _objects(stored)
+    return DirectReader(stored, objects) if stored.codec is not None else ZarrReader(stored, objects)
 
 
 def open_writer(ref: ArrayRef) -> UnitWriter:

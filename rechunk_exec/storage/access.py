@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -54,6 +55,10 @@ class Region:
             tuple(slice(a - s, b - s) for a, b, s in zip(starts, stops, low, strict=True)),
         )
 
+    def part(self, low: Index, high: Index) -> NDArray[Any]:
+        """Return a view of the elements that lie in the box ``[low, high)``."""
+        return self.elements[*self.overlap(low, high)[0], ...]  # the ellipsis: also 0-d elements are viewed, not copied
+
     def units(self, unit: Index) -> Iterator[Index]:
         """Yield the grid indices, in C order, of the boxes of shape ``unit`` that the region touches."""
         return product(
@@ -94,8 +99,11 @@ class UnitWriter(ABC):
         self.stored = stored
 
     @abstractmethod
-    def jobs(self, region: Region) -> Iterator[Any]:
-        """Yield the pieces of work that write the region, for :meth:`write`."""
+    def jobs(self, region: Region) -> AbstractContextManager[Iterator[Any]]:
+        """Return the pieces of work that write the region, for :meth:`write`.
+
+        The context ends when no thread writes any more; what is unfinished then, after a failure, is forgotten.
+        """
 
     @abstractmethod
     def write(self, job: Any, region: Region, scratch: Scratch) -> int:

@@ -112,20 +112,21 @@ class BloscBytes:
 
     def decode(self, content: Any, out: Any | None = None) -> Any:
         view = memoryview(content)
-        # The frame's own sizes, bytes 4 to 8 and 12 to 16, guard the C code against a torn chunk.
-        size = int.from_bytes(view[4:8], "little") if len(view) >= 16 else -1
-        if (
-            len(view) < 16
-            or int.from_bytes(view[12:16], "little") != len(view)
-            or (out is not None and size != len(out))
-        ):
-            expected = "some" if out is None else len(out)
-            raise StorageError(
-                f"a Blosc frame must be whole and hold {expected} bytes; "
-                f"got {len(view)} stored bytes that say they hold {size}"
-            )
-        decoded = blosc.decompress(view, out)
+        size = blosc_size(view)
+        if out is not None and size != len(out):
+            raise StorageError(f"a chunk must decode to {len(out)} bytes; got a Blosc frame of {size}")
+        try:
+            decoded = blosc.decompress(view, out)
+        except Exception as error:  # RuntimeError, ValueError or MemoryError
+            raise StorageError(f"a Blosc frame cannot be decoded: {type(error).__name__}: {error}") from error
         return decoded if out is None else out
+
+
+def blosc_size(frame: memoryview) -> int:
+    """Return how many bytes a Blosc frame holds; the C code reads on past the end of one that is torn."""
+    if len(frame) < 16 or int.from_bytes(frame[12:16], "little") != len(frame):
+        raise StorageError(f"a Blosc frame must be as long as it says; got {len(frame)} bytes: it is torn")
+    return int.from_bytes(frame[4:8], "little")
 
 
 class NumcodecsBytes:

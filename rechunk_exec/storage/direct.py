@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -38,13 +39,13 @@ class DirectReader(UnitReader):
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
-        inside, within = region.overlap(low, high)
-        target = region.elements[inside]
+        target = region.part(low, high)
         moved = prod(stop - start for start, stop in zip(low, high, strict=True)) * self.codec.dtype.itemsize
         whole = target.shape == self.stored.chunk and target.flags.c_contiguous and self.codec.c_order
         # Raw chunks in one piece need no scratch at all: the store's bytes go where they belong.
-        straight = whole and self.codec.raw
-        content = self._fetch(unit, lambda size: self._destination(target, size) if straight else scratch.stored(size))
+        destination = bytes_of(target) if whole else None
+        straight = destination if self.codec.raw else None
+        content = self._fetch(unit, scratch.stored if straight is None else partial(self._exactly, straight))
         if content is None:
             target[...] = self.stored.absent
             return Moved(moved, 0)
@@ -52,26 +53,25 @@ class DirectReader(UnitReader):
             raise StorageError(
                 f"chunk {unit} of {self.stored.array.store_path} must hold {self.chunk_bytes} bytes; got {len(content)}"
             )
-        if straight:
-            destination = bytes_of(target)
-            if content.obj is not destination.obj:
-                destination[:] = content
-        elif whole:
-            self.codec.decode(content, bytes_of(target))
+        if straight is not None:
+            if content.obj is not straight.obj:
+                straight[:] = content
+        elif destination is not None:
+            self.codec.decode(content, destination)
         else:
             buffer = content
             if not self.codec.raw:
                 buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
                 self.codec.decode(content, buffer)
-            target[...] = self.codec.frame(buffer, self.stored.chunk)[within]
+            target[...] = self.codec.frame(buffer, self.stored.chunk)[region.overlap(low, high)[1]]
         return Moved(moved, len(content))
 
-    def _destination(self, target: NDArray[Any], size: int) -> memoryview:
+    def _exactly(self, destination: memoryview, size: int) -> memoryview:
         if size != self.chunk_bytes:
             raise StorageError(
                 f"a chunk of {self.stored.array.store_path} must hold {self.chunk_bytes} bytes; got {size}"
             )
-        return bytes_of(target)
+        return destination
 
     def _fetch(self, unit: Index, allocate: Any) -> memoryview | None:
         shard, index = self.stored.shard, self.stored.index
@@ -88,10 +88,8 @@ class DirectReader(UnitReader):
         if offset == EMPTY and length == EMPTY:
             return None
         content = self.objects.read(key, allocate, offset, length)
-        if content is None or len(content) != length:
-            raise StorageError(
-                f"the shard {key} of {self.stored.array.store_path} ends before its chunk {place}: it is torn"
-            )
+        if content is None:
+            raise StorageError(f"the shard {key} of {self.stored.array.store_path} has gone while it was read")
         return content
 
     def _read_shard_entries(self, key: str) -> NDArray[np.uint64] | None:
@@ -114,8 +112,17 @@ class DirectWriter(UnitWriter):
         self.objects = objects
         self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
 
-    def jobs(self, region: Region) -> Iterator[_ChunkJob]:
-        """Yield the chunks of the region's objects, object by object."""
+    @contextmanager
+    def jobs(self, region: Region) -> Iterator[Iterator[_ChunkJob]]:
+        """Return the chunks of the region's objects, object by object."""
+        unfinished: set[_OpenObject] = set()
+        try:
+            yield self._jobs(region, unfinished)
+        finally:
+            for target in unfinished:
+                target.abort()
+
+    def _jobs(self, region: Region, unfinished: set[_OpenObject]) -> Iterator[_ChunkJob]:
         unit = self.stored.write_unit
         ratio = tuple(size // chunk for size, chunk in zip(unit, self.stored.chunk, strict=True))
         for number in region.units(unit):
@@ -124,7 +131,7 @@ class DirectWriter(UnitWriter):
                 for position, count, chunk, stop in zip(number, ratio, self.stored.chunk, region.stop, strict=True)
             ]
             target = _OpenObject(
-                self, self.stored.metadata.encode_chunk_key(number), prod(len(axis) for axis in chunks)
+                self, self.stored.metadata.encode_chunk_key(number), prod(len(axis) for axis in chunks), unfinished
             )
             for index in product(*chunks):
                 yield _ChunkJob(target, index, tuple(i % count for i, count in zip(index, ratio, strict=True)))
@@ -135,16 +142,12 @@ class DirectWriter(UnitWriter):
         high = tuple(
             min(start + size, n) for start, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True)
         )
-        part = region.elements[region.overlap(low, high)[0]]
+        part = region.part(low, high)
         target: _OpenObject = job.target
-        try:
-            elements = self._gather(part, scratch)
-            if self.stored.fill is not None and is_filled(elements, self.stored.fill):
-                return target.leave_out()
-            return target.add(job.place, self.codec.encode(elements))
-        except BaseException:
-            target.abort()
-            raise
+        elements = self._gather(part, scratch)
+        if self.stored.fill is not None and is_filled(elements, self.stored.fill):
+            return target.leave_out()
+        return target.add(job.place, self.codec.encode(elements))
 
     def _gather(self, part: NDArray[Any], scratch: Scratch) -> memoryview:
         whole = part.shape == self.stored.chunk
@@ -170,19 +173,18 @@ class _ChunkJob:
 class _OpenObject:
     """An object that is being written: it is committed by whoever brings its last chunk."""
 
-    def __init__(self, writer: DirectWriter, key: str, count: int) -> None:
+    def __init__(self, writer: DirectWriter, key: str, count: int, unfinished: set[_OpenObject]) -> None:
         self.objects, self.key = writer.objects, key
         self.index = writer.stored.index
         self.entries = None if self.index is None else self.index.empty()
         self.missing = count
         self.object: ObjectWriter | None = None
-        self.failed = False
         self.lock = threading.Lock()
+        self.unfinished = unfinished
+        unfinished.add(self)
 
     def add(self, place: Index, content: bytes | memoryview) -> int:
         with self.lock:
-            if self.failed:
-                return 0
             if self.object is None:
                 self.object = self.objects.create(self.key)
                 if self.index is not None and self.index.at_start:
@@ -197,17 +199,19 @@ class _OpenObject:
         return self._one_less()
 
     def abort(self) -> None:
-        with self.lock:
-            self.failed = True
-            if self.object is not None:
-                self.object.abort()
-                self.object = None
+        if self.object is not None:
+            self.object.abort()
 
     def _one_less(self) -> int:
         with self.lock:
             self.missing -= 1
-            if self.missing or self.failed:
+            if self.missing:
                 return 0
+        size = self._finish()
+        self.unfinished.discard(self)
+        return size
+
+    def _finish(self) -> int:
         if self.object is None:  # all of it is fill value
             self.objects.delete(self.key)
             return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -57,8 +58,11 @@ class Objects(ABC):
     def read(self, key: str, allocate: Allocate, start: int = 0, length: int | None = None) -> memoryview | None:
         """Return the object's bytes, or ``length`` of them from ``start`` (from the end if negative).
 
-        None if there is no such object.
+        None if there is no such object; :class:`StorageError` if it is there and does not give these bytes.
         """
+
+    def refuse_unreadable(self, key: str) -> None:
+        """Raise :class:`StorageError` if the object is there and cannot be read, where zarr takes that for absent."""
 
     @abstractmethod
     def create(self, key: str) -> ObjectWriter:
@@ -88,23 +92,24 @@ class LocalObjects(Objects):
         path = f"{self.folder}/{key}"
         try:
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
+            if os.path.islink(path):
+                raise StorageError(f"cannot read {path}: it is a link to what is not there") from None
             return None
         except OSError as error:
             raise StorageError(f"cannot read {path}: {error}") from error
         try:
-            if length is None or start < 0:
-                size = os.fstat(descriptor).st_size
-                start = max(0, size + start) if start < 0 else start
-                length = size - start if length is None else min(length, size - start)
+            size = os.fstat(descriptor).st_size
+            start += size if start < 0 else 0
+            length = size - start if length is None else length
+            if not 0 <= start <= start + length <= size:
+                raise StorageError(f"{path} must hold bytes {start} to {start + length}; it has {size}: it is torn")
             buffer = allocate(length)[:length]
             got = 0
             while got < length:
                 count = os.preadv(descriptor, [buffer[got:]], start + got)
                 if count == 0:
-                    raise StorageError(
-                        f"{path} ends at byte {start + got}, before the {start + length} that were expected"
-                    )
+                    raise StorageError(f"{path} ends at byte {start + got}, and had {size} before: it is changing")
                 got += count
             return buffer
         except OSError as error:
@@ -112,12 +117,27 @@ class LocalObjects(Objects):
         finally:
             os.close(descriptor)
 
+    def refuse_unreadable(self, key: str) -> None:
+        path = f"{self.folder}/{key}"
+        try:
+            readable = stat.S_ISREG(os.stat(path).st_mode)
+        except FileNotFoundError:
+            readable = not os.path.islink(path)
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error}") from error
+        if not readable:
+            raise StorageError(f"cannot read {path}: it is no file, or a link to what is not there")
+
     def create(self, key: str) -> ObjectWriter:
         return _LocalWriter(f"{self.folder}/{key}")
 
     def delete(self, key: str) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(f"{self.folder}/{key}")
+        path = f"{self.folder}/{key}"
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        except OSError as error:
+            raise StorageError(f"cannot delete {path}: {error}") from error
 
 
 class _LocalWriter(ObjectWriter):
@@ -156,7 +176,7 @@ class _LocalWriter(ObjectWriter):
 
     def commit(self) -> int:
         try:
-            os.close(self.descriptor)
+            self._close()
             os.replace(self.partial, self.path)
         except OSError as error:
             raise StorageError(f"cannot write {self.path}: {error}") from error
@@ -164,9 +184,15 @@ class _LocalWriter(ObjectWriter):
 
     def abort(self) -> None:
         with suppress(OSError):
-            os.close(self.descriptor)
+            self._close()
         with suppress(OSError):
             os.unlink(self.partial)
+
+    def _close(self) -> None:
+        # Once only: by the second time another file may have the number.
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class StoreObjects(Objects):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
 
@@ -16,14 +17,16 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.abc.codec import CodecPipeline
-from zarr.abc.store import Store
+from zarr.abc.store import ByteRequest, Store
 from zarr.core.array import AsyncArray
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
+from zarr.storage import StorePath, WrapperStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, bytes_of
+from rechunk_exec.storage.chunkcodec import blosc_size
 from rechunk_exec.storage.direct import is_filled
 from rechunk_exec.storage.objects import Objects
 from rechunk_exec.storage.stored import StoredArray
@@ -32,16 +35,19 @@ from rechunk_exec.storage.stored import StoredArray
 class ZarrReader(UnitReader):
     """Reads one chunk at a time through a zarr array."""
 
-    def __init__(self, stored: StoredArray) -> None:
+    def __init__(self, stored: StoredArray, objects: Objects) -> None:
         super().__init__(stored)
         self.array, self.way = _own_array(stored, stored.shape)
+        self.objects = objects
 
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
-        inside, within = region.overlap(low, high)
+        within = region.overlap(low, high)[1]
+        shard = tuple(a // size for a, size in zip(low, self.stored.write_unit, strict=True))
+        self.objects.refuse_unreadable(self.stored.metadata.encode_chunk_key(shard))
         selection = tuple(slice(a + part.start, a + part.stop) for a, part in zip(low, within, strict=True))
-        target = region.elements[inside]
+        target = region.part(low, high)
         # zarrs fills contiguous memory only.
         out: Any = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
         try:
@@ -69,16 +75,16 @@ class ZarrWriter(UnitWriter):
         self.array, self.way = _own_array(stored, padded)
         self.objects = objects
 
-    def jobs(self, region: Region) -> Iterator[Index]:
-        """Yield the write units of the region."""
-        return region.units(self.stored.write_unit)
+    def jobs(self, region: Region) -> AbstractContextManager[Iterator[Index]]:
+        """Return the write units of the region."""
+        return nullcontext(region.units(self.stored.write_unit))
 
     def write(self, job: Any, region: Region, scratch: Scratch) -> int:
         """Write one unit."""
         unit = self.stored.write_unit
         low = tuple(number * size for number, size in zip(job, unit, strict=True))
         high = tuple(start + size for start, size in zip(low, unit, strict=True))
-        part = region.elements[region.overlap(low, high)[0]]
+        part = region.part(low, high)
         elements = part if part.shape == unit and part.flags.c_contiguous else self._gather(part)
         try:
             if self.stored.fill is not None and is_filled(bytes_of(elements), self.stored.fill):
@@ -105,11 +111,32 @@ def _own_array(stored: StoredArray, shape: tuple[int, ...]) -> tuple[zarr.Array[
     store_path = stored.array.store_path
     # zarr takes NaNs of any payload for the fill value; only then are such inner chunks written out.
     config: Any = {"order": "C", "write_empty_chunks": bool(stored.fill is not None and stored.absent != stored.absent)}
-    array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
     pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype)
+    if pipeline is None and _is_blosc(metadata):
+        store_path = StorePath(_WholeFrames(store_path.store), store_path.path)
+    array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
     if pipeline is not None:
         object.__setattr__(array, "codec_pipeline", pipeline)
     return zarr.Array(array), "zarr" if pipeline is None else "zarrs"
+
+
+class _WholeFrames(WrapperStore[Store]):
+    """A store of Blosc frames that hands over none that is torn: zarr would decode it, whatever follows in memory."""
+
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        frame = await super().get(key, prototype, byte_range)
+        if frame is not None:
+            blosc_size(memoryview(frame.to_bytes()))
+        return frame
+
+
+def _is_blosc(metadata: ArrayV2Metadata | ArrayV3Metadata) -> bool:
+    """Whether stored objects are Blosc frames."""
+    if isinstance(metadata, ArrayV2Metadata):
+        return metadata.compressor is not None and metadata.compressor.get_config()["id"] == "blosc"
+    return str(metadata.codecs[-1].to_dict()["name"]).removeprefix("numcodecs.") == "blosc"
 
 
 def zarrs_pipeline(

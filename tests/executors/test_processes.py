@@ -1,7 +1,26 @@
 from __future__ import annotations
 
-from rechunk_exec.executors import ProcessesExecutor
-from tests.executors.contract import PoolContract
+import gc
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rechunk_exec.errors import RechunkError, SerializationError, StorageError
+from rechunk_exec.executors import ProcessesExecutor, available_cores, worker_shape
+from rechunk_exec.executors.worker import WorkerProcess
+from rechunk_exec.tasks import ArrayRef, Stage
+from tests.executors.contract import PoolContract, Recording, make_stage
 
 
 class TestProcesses(PoolContract):
@@ -9,3 +28,313 @@ class TestProcesses(PoolContract):
 
     def make(self) -> ProcessesExecutor:
         return ProcessesExecutor(3)
+
+
+@pytest.fixture
+def two() -> Iterator[ProcessesExecutor]:
+    with ProcessesExecutor(2) as executor:
+        yield executor
+
+
+def workers_of(executor: ProcessesExecutor) -> list[psutil.Process]:
+    return [psutil.Process(worker.pid) for worker in executor._workers]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_its_shape() -> None:
+    shape = worker_shape(ProcessesExecutor(2))
+    assert (shape.workers, shape.tasks_per_worker, shape.elastic) == (2, 1, False)
+    assert shape.cores_per_worker == max(1, available_cores() // 2)
+    assert worker_shape(ProcessesExecutor()).workers == available_cores()
+
+
+@pytest.mark.parametrize("workers, error", [(0, ValueError), (-1, ValueError), ("2", TypeError), (True, TypeError)])
+def test_wrong_options(workers: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="workers"):
+        ProcessesExecutor(workers)
+
+
+def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    executor = ProcessesExecutor(2)
+    executor.staged_copy([])
+    assert set(psutil.Process().children(recursive=True)) == before
+    assert list(executor.map(abs, [-1])) == [1]
+    assert len(set(psutil.Process().children(recursive=True)) - before) == 1, "one task needs one worker"
+    assert list(executor.map(abs, range(-40, 0))) == list(range(40, 0, -1))
+    assert len(set(psutil.Process().children(recursive=True)) - before) == 2
+    executor.close()
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+def test_one_that_is_forgotten_ends_its_workers() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    executor = ProcessesExecutor(1)
+    list(executor.map(abs, [-1]))
+    del executor
+    gc.collect()
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+def test_a_worker_that_dies_while_idle_costs_no_try(two: ProcessesExecutor, tmp_path: Path) -> None:
+    two.task_function = recording = Recording(tmp_path, seconds=0.02)
+    two.staged_copy([make_stage(0, 8)])
+    for worker in workers_of(two):
+        worker.kill()
+        worker.wait(5)
+    report = two.staged_copy([make_stage(1, 8)])
+    assert report.retries == 0
+    assert set(recording.tries().values()) == {1}
+
+
+def test_a_worker_that_is_killed_from_outside(two: ProcessesExecutor, tmp_path: Path) -> None:
+    two.task_function = recording = Recording(tmp_path, seconds=0.3)
+
+    def kill_one() -> None:
+        wait_until(lambda: len(recording.tries()) == 2)
+        workers_of(two)[0].kill()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    report = two.staged_copy([make_stage(0, 4)])
+    killer.join()
+    assert report.tasks == 4
+    assert report.retries == 1
+    assert sorted(recording.tries().values()) == [1, 1, 1, 2]
+
+
+def test_a_map_survives_a_worker_that_dies(two: ProcessesExecutor, tmp_path: Path) -> None:
+    assert list(two.map(_DieOnce(tmp_path, 1), range(5))) == [0, 1, 2, 3, 4]
+    with pytest.raises(RechunkError, match="SIGKILL"):
+        list(two.map(_DieOnce(tmp_path, 5), [7]))
+    assert len(list(tmp_path.glob("7-*"))) == 3
+    assert list(two.map(abs, [-1])) == [1]
+
+
+def test_a_worker_that_ends_itself(two: ProcessesExecutor) -> None:
+    with pytest.raises(RechunkError, match="exited with code 7"):
+        list(two.map(os._exit, [7]))
+
+
+def test_a_dead_worker_whose_child_holds_its_pipe(two: ProcessesExecutor) -> None:
+    began = time.monotonic()
+    with pytest.raises(RechunkError, match="SIGKILL"):
+        list(two.map(_fork_and_die, [0]))
+    assert time.monotonic() - began < 10
+    assert list(two.map(abs, [-1])) == [1]
+
+
+def test_results_and_errors_that_do_not_travel(two: ProcessesExecutor) -> None:
+    with pytest.raises(SerializationError, match="what a call returns must pickle"):
+        list(two.map(_return_lambda, [1]))
+    with pytest.raises(SerializationError, match="what a call returns must load"):
+        list(two.map(_return_trap, [1]))
+    with pytest.raises(RechunkError, match="_StubbornError: stubborn") as caught:
+        list(two.map(_raise_stubborn, [1]))
+    assert "_raise_stubborn" in "".join(caught.value.__notes__), "the worker's traceback is a note"
+    with pytest.raises(SerializationError, match="must pickle"):
+        list(two.map(lambda number: number, [1]))
+    with pytest.raises(SerializationError, match="must pickle"):
+        two.put(lambda: 1)
+    assert list(two.map(abs, [-1])) == [1]
+
+
+def test_a_function_that_workers_cannot_import(two: ProcessesExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.executors.test_processes.only_here", _here, raising=False)
+    _here.__qualname__ = _here.__name__ = "only_here"
+    with pytest.raises(SerializationError, match="define its function in a module"):
+        list(two.map(_here, [1]))
+
+
+def test_forgotten_objects_are_forgotten_by_workers() -> None:
+    with ProcessesExecutor(1) as one:
+        handle = one.put(bytes(50_000_000))
+        assert list(one.map(_length, [handle])) == [50_000_000]
+        (worker,) = workers_of(one)
+        big = worker.memory_info().rss
+        del handle
+        gc.collect()
+        list(one.map(abs, [-1]))
+        assert worker.memory_info().rss < big - 40_000_000
+
+
+def test_large_objects_and_results(two: ProcessesExecutor) -> None:
+    handle = two.put(bytes(20_000_000))
+    assert list(two.map(_length, [handle] * 4)) == [20_000_000] * 4
+    assert [len(result) for result in two.map(bytes, [10_000_000] * 6)] == [10_000_000] * 6
+
+
+def test_little_is_sent_a_task(two: ProcessesExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    send = WorkerProcess._send
+
+    def measured(worker: WorkerProcess, *messages: object) -> None:
+        sizes.extend(len(pickle.dumps(message)) for message in messages)
+        send(worker, *messages)
+
+    monkeypatch.setattr(WorkerProcess, "_send", measured)
+    two.task_function = Recording(tmp_path)
+    two.staged_copy([make_stage(0, 100), make_stage(1, 14_000_000)][:1])
+    assert max(sizes) < 10_000
+    assert sorted(sizes)[len(sizes) // 2] < 400, "most messages are one task's number"
+    assert len(pickle.dumps(make_stage(1, 14_000_000))) < 2000
+
+
+def test_stores_in_memory_are_refused(two: ProcessesExecutor) -> None:
+    zarr = pytest.importorskip("zarr")
+    stage = make_stage(0, 2)
+    memory = zarr.storage.MemoryStore()
+    for store in (memory, zarr.storage.LoggingStore(memory), "memory://somewhere", lambda: None):
+        refused = Stage(number=0, plan=stage.plan, source=stage.source, target=ArrayRef(store=store))
+        with pytest.raises(StorageError, match="executor='threads'"):
+            two.staged_copy([refused])
+    assert workers_of(two) == []
+
+
+def test_live_stores_on_disk_are_not_refused(two: ProcessesExecutor, tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    stage = make_stage(0, 2)
+    live = Stage(
+        number=0, plan=stage.plan, source=stage.source, target=ArrayRef(store=zarr.storage.LocalStore(tmp_path))
+    )
+    (tmp_path / "log").mkdir()
+    two.task_function = Recording(tmp_path / "log")
+    assert two.staged_copy([live]).tasks == 2
+
+
+def test_threads_are_bounded_before_libraries_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MKL_NUM_THREADS", "64")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    with ProcessesExecutor(1) as one:
+        share = str(worker_shape(one).cores_per_worker)
+        names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"]
+        assert list(one.map(os.getenv, names)) == ["1", share, share, share]
+    assert dict(os.environ) == before
+
+
+def test_workers_ignore_the_interrupt_key(two: ProcessesExecutor) -> None:
+    assert list(two.map(_disposition, [signal.SIGINT])) == [signal.SIG_IGN]
+    for worker in workers_of(two):
+        worker.send_signal(signal.SIGINT)
+    assert list(two.map(abs, [-1])) == [1]
+
+
+def test_it_can_be_used_from_another_thread(tmp_path: Path) -> None:
+    reports = []
+    with ProcessesExecutor(2) as executor:
+        executor.task_function = Recording(tmp_path)
+        thread = threading.Thread(target=lambda: reports.append(executor.staged_copy([make_stage(0, 5)])))
+        thread.start()
+        thread.join()
+        assert executor.staged_copy([make_stage(0, 5)]).tasks == 5
+    assert reports[0].tasks == 5
+
+
+def test_an_interrupt_stops_the_workers_at_once_and_the_pool_lives_on(two: ProcessesExecutor, tmp_path: Path) -> None:
+    two.task_function = recording = Recording(tmp_path, seconds=30)
+    timer = threading.Timer(2.0, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        two.staged_copy([make_stage(0, 10)])
+    assert time.monotonic() - began < 10
+    assert recording.entries() == []
+    assert workers_of(two) == []
+    two.task_function = Recording(tmp_path)
+    assert two.staged_copy([make_stage(0, 3)]).tasks == 3
+
+
+SLOW = """
+import os, signal, sys, threading, time
+import rechunk_exec.executors as ex
+from pathlib import Path
+
+def slow(number):
+    Path(sys.argv[1], f"{os.getpid()}").touch()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with ex.ProcessesExecutor(2) as executor:
+        list(executor.map(slow, range(10)))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SLOW)
+    began = tmp_path / "began"
+    began.mkdir()
+    with subprocess.Popen([sys.executable, script, began], env=environment(), stderr=subprocess.PIPE) as driver:
+        wait_until(lambda: len(list(began.iterdir())) == 2, timeout_s=30)
+        pids = [int(path.name) for path in began.iterdir()]
+        driver.send_signal(how)
+        _, errors = driver.communicate(timeout=10)
+    assert driver.returncode == -how
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout_s=5)
+    assert errors.count(b"Traceback") == (how == signal.SIGINT)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+class _DieOnce:
+    def __init__(self, folder: Path, times: int) -> None:
+        self.folder = folder
+        self.times = times
+
+    def __call__(self, number: int) -> int:
+        (self.folder / f"{number}-{time.monotonic_ns()}").touch()
+        if len(list(self.folder.glob(f"{number}-*"))) <= self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+
+class _StubbornError(Exception):
+    def __reduce__(self) -> str:
+        raise TypeError("no pickle")
+
+
+class _Trap:
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return json.loads, ("{",)
+
+
+def _raise_stubborn(number: int) -> None:
+    raise _StubbornError("stubborn")
+
+
+def _return_lambda(number: int) -> Callable[[], int]:
+    return lambda: number
+
+
+def _return_trap(number: int) -> _Trap:
+    return _Trap()
+
+
+def _here(number: int) -> int:
+    return number
+
+
+def _length(handle: Any) -> int:
+    return len(handle.value)
+
+
+def _disposition(number: int) -> Any:
+    return signal.getsignal(number)
+
+
+def _fork_and_die(number: int) -> None:
+    if os.fork() == 0:
+        time.sleep(12)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,210 @@
+"""How programs of all kinds start worker processes, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rechunk_exec.executors.main_module import MainModule, refuse_while_importing_main
+from tests.executors.test_processes import environment
+
+GUARDED = """
+import os, sys
+import rechunk_exec.executors as ex
+
+def double(number):
+    return 2 * number
+
+def main():
+    with ex.ProcessesExecutor(2) as executor:
+        print(list(executor.map({function}, range(1, 4))))
+
+if __name__ == "__main__":
+    main()
+"""
+
+UNGUARDED = """
+import os, sys
+from pathlib import Path
+import rechunk_exec.executors as ex
+
+print("top level", flush=True)
+Path(sys.argv[1], str(os.getpid())).touch()
+{call}
+"""
+
+
+def run(*arguments: str | Path, stdin: str | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_script_whose_function_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(GUARDED.format(function="double"))
+    for cwd, script in ((tmp_path, "script.py"), (Path("/"), tmp_path / "script.py")):
+        done = run(script, cwd=cwd)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4, 6]\n", "")
+
+
+def test_a_module_run_by_name(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(GUARDED.format(function="double"))
+    done = run("-m", "program", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4, 6]\n", "")
+
+
+def test_a_package_run_by_name(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(GUARDED.format(function="abs"))
+    done = run("-m", "package", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2, 3]\n", "")
+
+
+def test_a_command_line(tmp_path: Path) -> None:
+    done = run("-c", GUARDED.format(function="abs"), cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2, 3]\n", "")
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    for arguments in ([], ["-"]):
+        done = run(*arguments, stdin=GUARDED.format(function="abs"), cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2, 3]\n", "")
+
+
+def test_an_interactive_session(tmp_path: Path) -> None:
+    lines = "import rechunk_exec.executors as ex\ne = ex.ProcessesExecutor(2)\nprint(list(e.map(abs, [-1])))\n"
+    done = run("-i", "-q", stdin=lines, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "[1]" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_no_guard_is_needed_where_there_is_no_script(tmp_path: Path) -> None:
+    program = "import rechunk_exec.executors as ex\nprint(list(ex.ProcessesExecutor(2).map(abs, [-1])))\n"
+    for done in (run("-c", program), run("-", stdin=program)):
+        assert (done.returncode, done.stdout, done.stderr) == (0, "[1]\n", "")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "print(list(ex.ProcessesExecutor(2).map(abs, range(5))))",
+        "ex.ProcessesExecutor(2).run_on_workers(os.getpid)",
+        "ex.check_stages(ex.resolve('serial'), []); print(list(ex.ProcessesExecutor(2).map(abs, range(5))))",
+    ],
+)
+def test_a_script_without_the_guard(tmp_path: Path, call: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(call=call))
+    (tmp_path / "ran").mkdir()
+    done = run(script, tmp_path / "ran")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1, "children are quiet"
+    assert done.stderr.count("RechunkError") == 1
+    assert 'if __name__ == "__main__":' in done.stderr
+    assert str(script) in done.stderr
+    assert len(list((tmp_path / "ran").iterdir())) <= 3, "no child has children"
+
+
+def test_a_script_without_the_guard_that_swallows_errors(tmp_path: Path) -> None:
+    call = """
+try:
+    print(list(ex.ProcessesExecutor(2).map(abs, range(5))))
+except BaseException as error:
+    print(error)
+print("after", os.getpid())
+"""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(call=call))
+    (tmp_path / "ran").mkdir()
+    done = run(script, tmp_path / "ran")
+    assert done.returncode == 0
+    assert done.stdout.count("after") == 1, "a worker does nothing after it was refused"
+    assert 'if __name__ == "__main__":' in done.stdout
+
+
+def test_a_script_that_cannot_be_imported(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "if __name__ != '__main__':\n    raise LookupError('in workers')\n" + GUARDED.format(function="abs")
+    )
+    done = run(script)
+    assert done.returncode == 1
+    assert "LookupError: in workers" in done.stderr
+    assert "import the main script" in done.stderr
+
+
+def test_a_script_that_leaves_when_it_is_imported(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nif __name__ != '__main__':\n    sys.exit(0)\n" + GUARDED.format(function="abs"))
+    done = run(script)
+    assert done.returncode == 1
+    assert "SystemExit: 0" in done.stderr
+
+
+def test_children_of_multiprocessing_are_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, rechunk_exec.executors as ex\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "    process.start(); process.join(); raise SystemExit(process.exitcode)\n"
+        "ex.check_stages(ex.resolve('serial'), [])\n"
+    )
+    done = run(script)
+    assert done.returncode == 1
+    assert "must stand under the guard" in done.stderr
+
+
+def test_processes_inside_a_daemonic_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, rechunk_exec.executors as ex\n"
+        "def job():\n"
+        "    with ex.ProcessesExecutor(1) as executor:\n"
+        "        print(list(executor.map(abs, [-1])))\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=job, daemon=True)\n"
+        "    process.start(); process.join()\n"
+    )
+    done = run(script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1]\n", "")
+
+
+def test_a_task_may_start_processes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, rechunk_exec.executors as ex\n"
+        "def job(number):\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        return pool.apply(abs, [number])\n"
+        "if __name__ == '__main__':\n"
+        "    with ex.ProcessesExecutor(1) as executor:\n"
+        "        print(list(executor.map(job, [-1])))\n"
+    )
+    done = run(script)
+    assert (done.returncode, done.stdout) == (0, "[1]\n"), done.stderr
+
+
+def test_an_executor_that_is_not_closed_ends_with_the_program(tmp_path: Path) -> None:
+    program = "import rechunk_exec.executors as ex\ne = ex.ProcessesExecutor(2)\nprint(list(e.map(abs, [-1, -2])))\n"
+    done = run("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 2]\n", "")
+
+
+def test_this_process_is_not_refused() -> None:
+    refuse_while_importing_main()
+
+
+def test_what_cannot_be_imported_is_not() -> None:
+    assert not MainModule(name=None, path=None, argv=())
