@@ -15,8 +15,8 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.chunkspec import resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
-from rechunk_exec.errors import PlanError, StorageError
-from rechunk_exec.executors.base import worker_shape
+from rechunk_exec.errors import BudgetError, PlanError, RechunkError, StorageError
+from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, JobPlaces, Rechunked
@@ -28,6 +28,9 @@ from rechunk_exec.verification import VerifyReport, verify_arrays
 ChunkSpec: TypeAlias = Sequence[int | str | None] | Mapping[str, Any] | Mapping[int, Any] | int
 Options: TypeAlias = Mapping[str, OptionValue]
 Mode: TypeAlias = Literal["fail", "overwrite", "resume"]
+
+_RESERVED = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
+"""Names of metadata documents, which no node may have."""
 
 
 def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its order
@@ -127,10 +130,10 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if mode == "resume":
         raise PlanError("mode='resume' is not there yet; give mode='overwrite' to start anew")
     if temp_options:
-        raise PlanError(
-            f"intermediates are uncompressed and take no options yet; got temp_options={dict(temp_options)!r}"
-        )
-    runner = executors.resolve(executor)
+        raise PlanError(f"intermediates are uncompressed and take no options yet; got temp_options={temp_options!r}")
+    if target_options is not None and not isinstance(target_options, Mapping):
+        raise PlanError(f"target_options must be a dict of zarr's names for options; got {target_options!r}")
+    runner, workers = _runner(executor)
     places = _places(
         _Wanted(
             source=source,
@@ -150,7 +153,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         itemsize=itemsize,
         current=stored.chunk,
         names=names,
-        target_bytes=None if target_bytes is None else parse_bytes(target_bytes),
+        target_bytes=None if target_bytes is None else parse_bytes(target_bytes, name="target_bytes"),
     )
     shard = resolve_shards(target_shards, shape=stored.shape, chunk=chunk, names=names)
     wishes = storage.TargetWishes(
@@ -168,7 +171,11 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         source=SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored)),
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
-    plan = plan_for_workers(layouts, budget, cost_model, worker_shape(runner))
+    try:
+        plan = plan_for_workers(layouts, budget, cost_model, workers)
+    except BudgetError as refusal:
+        refusal.args = (f"{refusal}; the array is {places.source}",)
+        raise
     return Rechunked(
         plan=plan,
         parts=JobParts(
@@ -207,8 +214,9 @@ def verify(source: object, target: object, *, storage_options: Options | None = 
     StorageError
         If an array cannot be read, or shapes or dtypes differ.
     """
-    refs = (_source_ref(array, storage_options) for array in (source, target))
-    return verify_arrays(*refs, threads=available_cores())
+    return verify_arrays(
+        _source_ref(source, storage_options), _source_ref(target, storage_options), threads=available_cores()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +231,20 @@ class _Wanted:
     temp_storage_options: Options | None
 
 
+def _runner(executor: object) -> tuple[Executor, WorkerShape]:
+    """Return the executor and the shape of its workers."""
+    try:
+        runner = executors.resolve(executor)
+        return runner, worker_shape(runner)
+    except RechunkError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise PlanError(str(error)) from error
+
+
 def _places(wanted: _Wanted) -> JobPlaces:
+    _refuse_idle_options("storage_options", wanted.storage_options, wanted.source, wanted.target_store)
+    _refuse_idle_options("temp_storage_options", wanted.temp_storage_options, wanted.temp_store)
     source = _source_ref(wanted.source, wanted.storage_options)
     if wanted.target_store is None:
         target = storage.beside(source, "-rechunked")
@@ -232,14 +253,22 @@ def _places(wanted: _Wanted) -> JobPlaces:
     else:
         target = storage.array_ref(wanted.target_store, "", _options_for(wanted.target_store, wanted.storage_options))
     if wanted.array_name is not None:
-        name = wanted.array_name.strip("/")
-        if not name or ".." in name.split("/"):
-            raise PlanError(f"array_name must be a path inside target_store; got {wanted.array_name!r}")
-        target = storage.child(target, name)
+        target = storage.child(target, _node_path(wanted.array_name))
     temp = None
     if wanted.temp_store is not None:
         temp = storage.array_ref(wanted.temp_store, "", _options_for(wanted.temp_store, wanted.temp_storage_options))
     return JobPlaces(source, target, storage.temp_place(target, temp))
+
+
+def _node_path(name: object) -> str:
+    """Return the path of a node; what the zarr specifications reserve is no name of one."""
+    parts = name.strip("/").split("/") if isinstance(name, str) else [""]
+    if any(not part.strip(".") or part in _RESERVED or part.startswith("__") or "\0" in part for part in parts):
+        raise PlanError(
+            f"array_name must be a path inside target_store, such as 'layers/displacement'; got {name!r}; zarr "
+            f"reserves dots alone, {', '.join(sorted(_RESERVED))} and what begins with __"
+        )
+    return "/".join(parts)
 
 
 def _source_ref(source: object, storage_options: Options | None) -> ArrayRef:
@@ -253,6 +282,17 @@ def _source_ref(source: object, storage_options: Options | None) -> ArrayRef:
         raise PlanError(
             f"the source must be a path, a URL, a zarr array or a zarr store; got a {type(source).__name__}"
         ) from error
+
+
+def _refuse_idle_options(name: str, options: object, *stores: object) -> None:
+    """Raise if options are no dict, or if no store would get them."""
+    if options is not None and not isinstance(options, Mapping):
+        raise PlanError(f"{name} must be a dict of options by name; got {options!r}")
+    if options and not any(isinstance(store, str) and storage.is_url(store) for store in stores):
+        raise PlanError(
+            f"{name} go with a URL (s3://...); got {', '.join(map(str, options))} and no URL; leave them out, or give "
+            "the store by its URL"
+        )
 
 
 def _options_for(store: object, options: Options | None) -> Options | None:

@@ -11,7 +11,7 @@ from typing import Any
 import zarr
 
 from rechunk_exec import executors, storage
-from rechunk_exec.errors import PlanError, RechunkError
+from rechunk_exec.errors import PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.plans import Plan
@@ -20,6 +20,9 @@ from rechunk_exec.results import CopyReport, Event, OnEvent
 from rechunk_exec.sizes import format_bytes
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 from rechunk_exec.verification import verify_arrays
+
+_METADATA_BYTES = 4096
+"""A disk with less room than this is full: the metadata of an array would not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,12 @@ class Rechunked:
         self.plan = plan
         self.report: CopyReport | None = None
         self._parts = parts
+        self._begun = False
         self.stages = self._make_stages()
         self._refuse_places()
+        check = getattr(parts.executor, "check_stages", None)
+        if callable(check):
+            check(self.stages)
 
     def __repr__(self) -> str:
         places = self._parts.places
@@ -101,8 +108,9 @@ class Rechunked:
         StorageError, TargetExistsError
             If the arrays cannot be created.
         """
-        if self.report is not None:
-            raise RechunkError("the job has been executed; plan it again with rechunk() to run it again")
+        if self._begun:
+            raise RechunkError("a job is executed once, and this one was; plan it again with rechunk() to run it again")
+        self._begun = True
         parts = self._parts
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
@@ -111,7 +119,7 @@ class Rechunked:
             self._prepare()
             display = stack.enter_context(progress_display(self._parts.progress, stages=self.stages))
             try:
-                report = parts.executor.staged_copy(self.stages, on_event=_both(display, on_event))
+                report = self._copy(_both(display, on_event))
             except BaseException as error:
                 self._tell_what_is_left(error)
                 raise
@@ -119,6 +127,16 @@ class Rechunked:
         self._finish()
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
+
+    def _copy(self, on_event: OnEvent) -> CopyReport:
+        executor = self._parts.executor
+        report: object = executor.staged_copy(self.stages, on_event=on_event)
+        if not isinstance(report, CopyReport):
+            raise RechunkError(
+                f"an executor's staged_copy must return a CopyReport; got {report!r} from {executor.name!r}; return "
+                "what rechunk_exec.staged_copy returns, or give a plain function as executor"
+            )
+        return report
 
     @property
     def _intermediates(self) -> tuple[str, ...]:
@@ -151,25 +169,37 @@ class Rechunked:
         return temp
 
     def _refuse_places(self) -> None:
-        storage.refuse_unwritable(self._parts.places.target, 0, "target")
+        places = self._parts.places
+        storage.refuse_unwritable(places.target, _METADATA_BYTES, "target")
         if self._intermediates:
             place = self._temp_place()
-            storage.refuse_overlap(self._parts.places.source, place)
+            for name, array in (("source", places.source), ("target", places.target)):
+                if not (array.by_name and place.by_name) and array.store is not place.store:
+                    continue
+                try:
+                    storage.refuse_overlap(array, place)
+                except PlanError as error:
+                    raise PlanError(
+                        f"intermediates must lie outside the {name}; got {place} for {array}; give another temp_store"
+                    ) from error
             storage.refuse_unwritable(place, self.plan.temp_bytes, "temp store")
 
     def _prepare(self) -> None:
         parts = self._parts
         storage.refuse_existing(parts.places.source, parts.places.target, parts.mode)
         self._refuse_places()
-        if parts.mode == "overwrite":
-            storage.remove_array(parts.places.target)
         if self._intermediates:
-            place = self._temp_place()
-            storage.mark_temp(place, parts.places.target)
+            storage.mark_temp(self._temp_place(), parts.places.target)
+        try:
+            if parts.mode == "overwrite":
+                storage.remove_array(parts.places.target)
             for stage in self.stages[:-1]:
                 storage.remove_array(stage.target)  # left by a job that failed
                 storage.create(storage.design_intermediate(parts.stored, stage.plan.chunk), stage.target)
-        storage.create(parts.design, parts.places.target)
+            storage.create(parts.design, parts.places.target)
+        except StorageError:
+            self._remove_intermediates()  # nothing is in them
+            raise
 
     def _verify(self) -> None:
         places = self._parts.places
@@ -183,6 +213,9 @@ class Rechunked:
     def _finish(self) -> None:
         if self.stages[0].record:
             storage.remove_records(self._parts.places.target)
+        self._remove_intermediates()
+
+    def _remove_intermediates(self) -> None:
         if self._intermediates:
             storage.remove_temp(self._temp_place(), self._intermediates)
 

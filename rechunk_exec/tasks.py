@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, overload
+from urllib.parse import urlsplit
 
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError, SerializationError
@@ -18,7 +19,19 @@ from rechunk_exec.plans import StagePlan
 
 OptionValue: TypeAlias = str | int | float | bool | None
 
-_SECRET_WORDS = ("secret", "password", "token", "credential", "access_key", "account_key", "sas")
+_SECRET_WORDS = (
+    "secret",
+    "password",
+    "passwd",
+    "token",
+    "credential",
+    "access_key",
+    "account_key",
+    "api_key",
+    "private_key",
+    "connection_string",
+    "sas",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,17 @@ class ArrayRef:
                 f"a task carries no credentials; got the storage option {(secrets or ['key'])[0]!r}; "
                 "set the credentials in the environment of the workers"
             )
+        if isinstance(self.store, str) and "://" in self.store and urlsplit(self.store).password is not None:
+            raise SerializationError(
+                f"a task carries no credentials; got a URL of {urlsplit(self.store).hostname} with a password; "
+                "set the credentials in the environment of the workers"
+            )
+        for name, value in self.storage_options.items():
+            if value is not None and not isinstance(value, (str, int, float)):
+                raise SerializationError(
+                    f"a storage option must be a string, a number, true, false or None; got a {type(value).__name__} "
+                    f"for {name!r}; make the store yourself (zarr.storage.FsspecStore) and give that"
+                )
 
     @property
     def by_name(self) -> bool:

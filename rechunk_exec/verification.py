@@ -61,7 +61,7 @@ def verify_arrays(source: ArrayRef, target: ArrayRef, threads: int) -> VerifyRep
     """Compare two arrays bit for bit; see :func:`rechunk_exec.verify`."""
     readers = storage.open_reader(source), storage.open_reader(target)
     shapes = [reader.stored.shape for reader in readers]
-    kinds = [reader.stored.dtype.newbyteorder("=") for reader in readers]
+    kinds = [reader.stored.kind for reader in readers]
     if shapes[0] != shapes[1] or kinds[0] != kinds[1]:
         raise StorageError(
             f"arrays of one shape and dtype can be compared; got {shapes[0]} of {kinds[0]} at {source} "
@@ -73,7 +73,7 @@ def verify_arrays(source: ArrayRef, target: ArrayRef, threads: int) -> VerifyRep
     return VerifyReport(
         differing=tuple(DifferingBox(start=box.start, stop=box.stop) for box in differing),
         boxes=len(boxes),
-        bytes_read=2 * prod(shapes[0]) * kinds[0].itemsize,
+        bytes_read=2 * prod(shapes[0]) * readers[0].stored.dtype.itemsize,
     )
 
 

@@ -61,7 +61,7 @@ def from_json(kind: type[Record], text: str | bytes) -> Record:
     if not isinstance(document, dict):
         raise SerializationError(f"a {kind.__name__} document must be a JSON object; got {_shorten(text)}")
     version, name = document.pop("rechunk_exec", None), document.pop("type", None)
-    if version != VERSION or isinstance(version, bool):
+    if type(version) is not int or version != VERSION:
         raise SerializationError(
             f"a {kind.__name__} document must have the member 'rechunk_exec': {VERSION} (its version); "
             f"got {version!r}; write it again with this version of rechunk_exec"
@@ -87,8 +87,9 @@ def from_document(kind: type[Record], document: Mapping[str, Any]) -> Record:
     problems: list[str] = []
     record = _record(kind, document, kind.__name__, problems)
     if problems:
+        rest = f"; and {len(problems) - 20} more" if len(problems) > 20 else ""
         raise SerializationError(
-            f"the document is not a {kind.__name__}: " + "; ".join(problems[:20]) + "; write it again with rechunk_exec"
+            f"the document is not a {kind.__name__}: {'; '.join(problems[:20])}{rest}; write it again with rechunk_exec"
         )
     return typing.cast(Record, record)
 

@@ -21,7 +21,7 @@ from rechunk_exec import wire
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
-from rechunk_exec.errors import SerializationError
+from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.results import TaskResult, in_order
 from rechunk_exec.storage import (
     Index,
@@ -146,12 +146,15 @@ class Worker:
         self._meter.rebase()
 
     def _open(self, task: CopyTask) -> _Pair:
-        # The job is part of the key: an array that was made anew under the same name is another array.
+        # The job is part of the key: an array that was made anew under the same name is another array. Without a name
+        # it cannot be told from the one before.
+        if not task.job:
+            return _open_pair(task)
         key = (task.job, task.source.key, task.target.key)
         with self._lock:
             pair = self._pairs.get(key)
             if pair is None:
-                pair = self._pairs[key] = _Pair(open_reader(task.source), open_writer(task.target))
+                pair = self._pairs[key] = _open_pair(task)
                 if len(self._pairs) > _OPEN_PAIRS_KEPT:
                     self._pairs.popitem(last=False)
             return pair
@@ -186,8 +189,17 @@ class Worker:
                 f"a task's box must lie in the array; got {task.start} to {task.stop} "
                 f"of {task.source}, which has shape {stored.shape}"
             )
+        unit = pair.writer.stored.write_unit
+        if any(
+            low % size or (high % size and high < n)
+            for low, high, n, size in zip(task.start, task.stop, stored.shape, unit, strict=True)
+        ):
+            raise SerializationError(
+                f"a task's box must be whole write units, or what is not in it would be lost; got {task.start} to "
+                f"{task.stop} of {task.target}, which has write units of {unit} and shape {stored.shape}"
+            )
         shape = tuple(high - low for low, high in zip(task.start, task.stop, strict=True))
-        if stored.dtype.hasobject or stored.dtype.kind == "T":
+        if not stored.fixed_size:
             yield Region(task.start, task.stop, np.empty(shape, stored.dtype))
             return
         with self._regions.borrow(prod(shape) * stored.dtype.itemsize) as memory:
@@ -202,6 +214,17 @@ class Worker:
         finally:
             with self._lock:
                 self._scratches.extend(taken)
+
+
+def _open_pair(task: CopyTask) -> _Pair:
+    pair = _Pair(open_reader(task.source), open_writer(task.target))
+    one, other = pair.reader.stored, pair.writer.stored
+    if one.shape != other.shape or one.kind != other.kind:
+        raise StorageError(
+            f"a task copies between arrays of one shape and dtype; got {one.shape} of {one.dtype} at {task.source} "
+            f"and {other.shape} of {other.dtype} at {task.target}"
+        )
+    return pair
 
 
 class _Tally:

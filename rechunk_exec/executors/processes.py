@@ -55,7 +55,7 @@ class ProcessesExecutor(PoolExecutor):
 
     Examples
     --------
-    >>> with ProcessesExecutor(2) as executor:  # doctest: +SKIP
+    >>> with ProcessesExecutor(2) as executor:
     ...     list(executor.map(abs, [-1, -2]))
     [1, 2]
     """
@@ -230,7 +230,8 @@ class ProcessesExecutor(PoolExecutor):
             if code == UNGUARDED:
                 self._kill()
                 raise unguarded_error(MainModule.here())
-            if code >= 0 or self._early_deaths >= TRIES:
+            # A signal may not be its fault; and 0 is what we hear of a process that somebody else has waited for.
+            if code > 0 or self._early_deaths >= TRIES:
                 self._kill()
                 raise RechunkError(
                     "a worker process must import the main script and run the functions given to run_on_workers; "
@@ -266,6 +267,8 @@ def _end_all(workers: list[WorkerProcess], pid: int) -> None:
     deadline = time.monotonic() + _LEAVE_S
     for worker in workers:
         worker.pipe.close()
+        if worker.doing is Doing.STARTING:  # it has nothing to lose
+            worker.kill()
     while workers:
         workers.pop().bury(max(0.0, deadline - time.monotonic()))
 

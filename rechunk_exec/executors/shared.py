@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from rechunk_exec.errors import RechunkError, SerializationError
 
@@ -58,6 +58,12 @@ class Shared(Generic[T]):
         if self._packed is None:
             self._packed = pack(self.value)
         return self._packed
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
     def __reduce__(self) -> tuple[Callable[[str], Shared[Any]], tuple[str]]:
         return _arrived, (self.token,)

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
@@ -29,11 +29,19 @@ from rechunk_exec.executors.remote import Failure, Reply, run_call, run_set_up
 from rechunk_exec.executors.shared import ARRIVALS, Shared
 
 # The paths come first: rechunk_exec itself may be found by one of them only.
-_PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; "
-    "from multiprocessing.connection import Connection; pipe = Connection(int(sys.argv[1])); "
-    "sys.path[:] = pipe.recv(); from rechunk_exec.executors.worker import serve; serve(pipe)"
-)
+_PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+from multiprocessing.connection import Connection
+pipe = Connection(int(sys.argv[1]))
+try:
+    sys.path[:] = pipe.recv()
+except (EOFError, OSError):
+    sys.exit()
+from rechunk_exec.executors.worker import serve
+serve(pipe)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +105,7 @@ class WorkerProcess:
         """How many of the pool's functions for new workers it has called."""
         self._kept: dict[str, weakref.ref[Shared[Any]]] = {}
         self.pipe, theirs = multiprocessing.Pipe()
-        with theirs:
+        with theirs, _interrupts_held():
             self._process = subprocess.Popen(
                 [*_interpreter(), "-c", _PROGRAM, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -197,6 +205,16 @@ def _leave_with_parent(parent_pid: int) -> None:
     while os.getppid() == parent_pid:
         time.sleep(0.5)
     os._exit(1)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold interrupts of this thread back; a process started meanwhile holds them too, until it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _interpreter() -> list[str]:

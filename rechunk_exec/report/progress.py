@@ -112,16 +112,17 @@ class _Bar:
             MofNCompleteColumn(),
             TextColumn("{task.fields[pace]}"),
             console=console,
-            disable=console.is_jupyter,
         )
         self._notebook = NotebookView() if console.is_jupyter else None
 
     def __enter__(self) -> _Bar:
-        self._progress.start()
+        if self._notebook is None:
+            self._progress.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        if self._notebook is None:
+            self._progress.stop()
         self._draw(now=True)
 
     def __call__(self, event: Event) -> None:

@@ -57,7 +57,9 @@ class Region:
 
     def part(self, low: Index, high: Index) -> NDArray[Any]:
         """Return a view of the elements that lie in the box ``[low, high)``."""
-        return self.elements[*self.overlap(low, high)[0], ...]  # the ellipsis: also 0-d elements are viewed, not copied
+        index: Any = (*self.overlap(low, high)[0], ...)  # the ellipsis: 0-d elements too are viewed, not copied
+        part: NDArray[Any] = self.elements[index]
+        return part
 
     def units(self, unit: Index) -> Iterator[Index]:
         """Yield the grid indices, in C order, of the boxes of shape ``unit`` that the region touches."""

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import zarr
+from zarr.codecs import BytesCodec
+from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
+from rechunk_exec.storage.objects import objects_of
 from rechunk_exec.storage.stored import StoredArray, describe
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
@@ -27,7 +30,6 @@ _OPTIONS = (
     "attributes",
     "chunk_key_encoding",
     "dimension_names",
-    "config",
 )
 _ELSEWHERE = {
     "shape": "it is the source's",
@@ -39,6 +41,8 @@ _ELSEWHERE = {
     "name": "give it as array_name",
     "overwrite": "give it as mode='overwrite'",
     "storage_options": "give it as storage_options",
+    "config": "it is how zarr works with an array, and is not stored",
+    "write_empty_chunks": "chunks that are all fill value are not stored",
 }
 
 
@@ -52,6 +56,8 @@ class Design:
     """What the array will be, made in memory."""
     notes: tuple[str, ...] = ()
     """What could not be carried over as it was, for people."""
+    alone: bool = False
+    """Whether the array is made without the groups that zarr makes above an array: they would outlast it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +103,16 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
 def design_intermediate(source: StoredArray, chunk: tuple[int, ...]) -> Design:
     """Return the design of an uncompressed array like ``source``, in the source's format, which can hold its dtype."""
     carried = carry_over(source, source.metadata.zarr_format).arguments
-    keep = {"dtype", "zarr_format", "fill_value", "serializer"}
-    if source.fill is None and source.codec is None:
-        keep |= {"filters"}  # strings and objects have no other form in format 2
+    keep = {"dtype", "zarr_format", "fill_value"}
+    if not source.fixed_size:
+        keep |= {"serializer", "filters"}  # strings and objects have no other form
+    elif source.codec is not None:
+        keep |= {"serializer"}  # the byte order
     arguments = {name: value for name, value in carried.items() if name in keep}
     arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None}
     if "filters" not in arguments:
         arguments["filters"] = None
-    return Design(arguments=arguments, like=_prototype(arguments))
+    return Design(arguments=arguments, like=_prototype(arguments), alone=True)
 
 
 def create(design: Design, ref: ArrayRef) -> None:
@@ -115,8 +123,15 @@ def create(design: Design, ref: ArrayRef) -> None:
     StorageError
         If the store cannot be written.
     """
+    store = open_store(ref, read_only=False)
     try:
-        _create(open_store(ref, read_only=False), ref.path, design.arguments)
+        if design.alone:
+            for name, document in design.like.metadata.to_buffer_dict(default_buffer_prototype()).items():
+                writer = objects_of(store, ref.path).create(name)
+                writer.append(document.to_bytes())
+                writer.commit()
+        else:
+            _create(store, ref.path, design.arguments)
     except Exception as error:
         raise StorageError(f"cannot create the array {ref}: {type(error).__name__}: {error}") from error
 
@@ -128,6 +143,11 @@ def _options(wishes: TargetWishes, itemsize: int) -> dict[str, Any]:
             raise PlanError(f"target_options cannot set {name!r}: {_ELSEWHERE[name]}")
         if name not in _OPTIONS:
             raise PlanError(f"target_options knows {', '.join(_OPTIONS)}; got {name!r}")
+    if wishes.zarr_format == 3 and options.get("order", "C") != "C":
+        raise PlanError(
+            f"zarr format 3 has no order of elements; got {options['order']!r}; give target_options={{'filters': "
+            "[TransposeCodec(order=...)]}, or zarr_format=2"
+        )
     if "compressor" in options:
         if "compressors" in options:
             raise PlanError("target_options takes compressor or compressors; got both")
@@ -138,10 +158,10 @@ def _options(wishes: TargetWishes, itemsize: int) -> dict[str, Any]:
         several = list(compressors) if isinstance(compressors, (list, tuple)) else [compressors]
         if wishes.zarr_format == 3:
             options["compressors"] = [v3_compressor(codec, itemsize) for codec in several]
-        elif len(several) != 1:
-            raise PlanError(f"zarr format 2 holds one compressor; got {several}")
+        elif len(several) > 1:
+            raise PlanError(f"zarr format 2 holds one compressor; got {several}; give one, or zarr_format=3")
         else:
-            options["compressors"] = v2_compressor(several[0])
+            options["compressors"] = v2_compressor(several[0]) if several else None
     return options
 
 
@@ -149,15 +169,15 @@ def _without(source: StoredArray, options: Mapping[str, Any]) -> StoredArray:
     """Return the source as if it did not have the codecs that the options replace."""
     metadata: Any = source.metadata
     if metadata.zarr_format == 2:
-        if "filters" in options and source.fill is not None:
+        if "filters" in options and source.fixed_size:
             metadata = dataclasses.replace(metadata, filters=None)
         if "compressors" in options:
             metadata = dataclasses.replace(metadata, compressor=None)
-    elif "filters" in options or "compressors" in options:
+    elif any(name in options for name in ("filters", "serializer", "compressors")):
         filters, serializer, compressors = split_codecs(metadata)
         kept = (
             *(() if "filters" in options else filters),
-            serializer,
+            BytesCodec() if "serializer" in options and source.fixed_size else serializer,
             *(() if "compressors" in options else compressors),
         )
         metadata = dataclasses.replace(metadata, codecs=kept)

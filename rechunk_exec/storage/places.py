@@ -44,7 +44,8 @@ def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
 
     Its name follows from the target's, so that a job begun again finds what it left.
     """
-    digest = hashlib.sha256(str(target).encode()).hexdigest()[:12]
+    # A live store's own text tells it from others of its kind.
+    digest = hashlib.sha256(f"{target.store}/{target.path}".encode()).hexdigest()[:12]
     if temp is not None:
         return child(temp, f"rechunk_exec-{digest}")
     if target.path:
@@ -66,9 +67,12 @@ def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
         one, other = Path(os.path.realpath(here)), Path(os.path.realpath(there))
         related = one == other or one in other.parents or other in one.parents
     else:
-        same = source.store is target.store or (isinstance(source.store, str) and source.store == target.store)
-        same = same or (isinstance(source.store, Store) and source.store == target.store)
         one_path, other_path = f"{source.path}/".lstrip("/"), f"{target.path}/".lstrip("/")
+        same = source.store is target.store or (isinstance(source.store, Store) and source.store == target.store)
+        if isinstance(source.store, str) and isinstance(target.store, str):
+            same = True
+            one_path = f"{source.store.rstrip('/')}/{one_path}"
+            other_path = f"{target.store.rstrip('/')}/{other_path}"
         related = same and (one_path.startswith(other_path) or other_path.startswith(one_path))
     if related:
         raise PlanError(
@@ -97,6 +101,8 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
     """Raise :class:`StorageError` if a local place is on a read-only or too full disk."""
     path = local_path(ref)
     if path is None:
+        if isinstance(ref.store, str) and ref.store.endswith(".zip"):
+            raise StorageError(f"the {purpose} must be writable; zip files are read only; got {ref}; give a folder")
         if getattr(ref.store, "read_only", False):
             raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
         return
@@ -152,8 +158,11 @@ def remove_array(ref: ArrayRef) -> None:
             store: Any = open_store(ref, read_only=False)
             sync(store.delete_dir(ref.path))
         elif path.is_dir():
-            aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.removed")
-            path.rename(aside)
+            folder = path.resolve()  # a link stays, and leads to an empty folder
+            aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")
+            folder.rename(aside)
+            if path.is_symlink():
+                folder.mkdir()
             shutil.rmtree(aside)
     except OSError as error:
         raise StorageError(f"cannot remove the array {ref}: {error}") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +56,16 @@ class StoredArray:
         """Bytes of a decoded chunk."""
         return prod(self.chunk) * self.dtype.itemsize
 
+    @property
+    def fixed_size(self) -> bool:
+        """Whether elements have a fixed size: not so strings and objects."""
+        return not self.dtype.hasobject and self.dtype.kind != "T"
+
+    @property
+    def kind(self) -> str:
+        """The dtype whatever its byte order: equal for arrays that can hold each other's elements."""
+        return str(self.dtype.newbyteorder("=")) if self.fixed_size else "text"
+
 
 def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
     """Open the array that ``ref`` names.
@@ -63,6 +75,9 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
     StorageError
         If nothing is there, what is there is no array, or it cannot be read.
     """
+    path = local_path(ref)
+    if path is not None and not path.exists():  # zarr would make a folder there
+        raise StorageError(f"{_what_is_there(ref)}: {ref}")
     try:
         array = zarr.open_array(
             store=open_store(ref, read_only=read_only), path=ref.path, mode="r" if read_only else "r+"
@@ -122,6 +137,17 @@ def _what_is_there(ref: ArrayRef) -> str:
         return "no array could be opened at"
     if not path.exists():
         return "nothing is at the path of the array"
-    if (path / ".zgroup").exists() or (path / "zarr.json").exists():
+    if (path / ".zarray").exists() or _node_type(path / "zarr.json") == "array":
+        return "zarr cannot open the array at"
+    if (path / ".zgroup").exists() or _node_type(path / "zarr.json") == "group":
         return "a group, not an array, is at"
     return "something that is no zarr array is at"
+
+
+def _node_type(path: Path) -> object:
+    """Return the kind of node that a document of zarr format 3 describes, or None."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return document.get("node_type") if isinstance(document, dict) else None

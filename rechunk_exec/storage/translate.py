@@ -71,11 +71,20 @@ def carry_over(source: StoredArray, zarr_format: int) -> Carried:
             _v3_as_is(metadata, arguments)
         else:
             _v3_to_v2(source, metadata, arguments, notes)
+    if source.dtype.kind == "f" and source.fill is not None and source.absent != source.absent:
+        plain = np.array(np.nan, source.dtype).tobytes()
+        if source.fill != plain:
+            notes.append(
+                f"zarr writes a fill value that is a NaN of other bits as plain NaN; elements with the bits "
+                f"{source.fill.hex()} are stored, so that they stay as they are"
+            )
     return Carried(arguments, tuple(notes))
 
 
 def v3_compressor(codec: Any, itemsize: int) -> Any:
-    """Return the zarr v3 form of a numcodecs compressor (a v3 codec, dict or name is returned as it is)."""
+    """Return the zarr v3 form of a numcodecs compressor, or of its dict (what is of v3 is returned as it is)."""
+    if isinstance(codec, Mapping) and "id" in codec:
+        codec = numcodecs.get_codec(dict(codec))
     if not isinstance(codec, numcodecs.abc.Codec) or hasattr(codec, "to_dict"):
         return codec
     configuration = dict(codec.get_config())
@@ -104,14 +113,15 @@ def v3_compressor(codec: Any, itemsize: int) -> Any:
 
 
 def v2_compressor(codec: Any) -> Any:
-    """Return the numcodecs form of a zarr v3 compressor (a numcodecs codec or name is returned as it is)."""
-    if not hasattr(codec, "to_dict"):
+    """Return the numcodecs form of a zarr v3 compressor, or of its dict (what is of v2 is returned as it is)."""
+    document = codec.to_dict() if hasattr(codec, "to_dict") else codec
+    if not isinstance(document, Mapping) or "name" not in document:
         return codec
-    document = codec.to_dict()
     name, configuration = document["name"], dict(document.get("configuration") or {})
     if name == "blosc":
         shuffle = {text: number for number, text in _SHUFFLES.items()}[str(configuration["shuffle"])]
-        return numcodecs.Blosc(configuration["cname"], configuration["clevel"], shuffle, configuration["blocksize"])
+        blocksize = configuration.get("blocksize", 0)
+        return numcodecs.Blosc(configuration["cname"], configuration["clevel"], shuffle, blocksize)
     if name in ("zstd", "gzip") or name.startswith("numcodecs."):
         return numcodecs.get_codec({"id": name.removeprefix("numcodecs."), **configuration})
     raise PlanError(
@@ -145,7 +155,7 @@ def _v3_as_is(metadata: ArrayV3Metadata, arguments: dict[str, Any]) -> None:
 
 
 def _v2_to_v3(source: StoredArray, metadata: ArrayV2Metadata, arguments: dict[str, Any], notes: list[str]) -> None:
-    if metadata.filters and source.fill is not None:
+    if metadata.filters and source.fixed_size:
         raise PlanError(
             f"zarr format 3 cannot hold the filters {metadata.filters}; leave them out with "
             "target_options={'filters': 'auto'}, or keep zarr_format=2"
@@ -154,8 +164,7 @@ def _v2_to_v3(source: StoredArray, metadata: ArrayV2Metadata, arguments: dict[st
     arguments["compressors"] = None if metadata.compressor is None else [v3_compressor(metadata.compressor, itemsize)]
     # zarr 3.1 misplaces strings behind a transpose; where elements have no fixed size their order on disk means
     # nothing.
-    fixed_size = not source.dtype.hasobject and source.dtype.kind != "T"
-    if metadata.order == "F" and len(source.shape) > 1 and fixed_size:
+    if metadata.order == "F" and len(source.shape) > 1 and source.fixed_size:
         arguments["filters"] = [TransposeCodec(order=tuple(reversed(range(len(source.shape)))))]
     if source.dtype.byteorder == ">":
         arguments["serializer"] = BytesCodec(endian="big")
@@ -163,25 +172,48 @@ def _v2_to_v3(source: StoredArray, metadata: ArrayV2Metadata, arguments: dict[st
     if names is not None:
         arguments["dimension_names"] = names
         del arguments["attributes"][DIMENSIONS_ATTRIBUTE]
+        _mask_to_v3(metadata.fill_value, source.dtype, arguments["attributes"], notes)
     if metadata.fill_value is None:
         arguments["fill_value"] = source.absent
         notes.append(
             f"zarr format 3 has no null fill value: absent chunks, which were undefined, now read as {source.absent!r}"
         )
+    else:
+        arguments["fill_value"] = metadata.fill_value
+
+
+def _mask_to_v3(fill_value: Any, dtype: np.dtype[Any], attributes: dict[str, Any], notes: list[str]) -> None:
+    """Let the attributes say which cells xarray takes for missing: those of the fill value, or what they named."""
+    masked = attributes.pop(MASK_ATTRIBUTE, None) if fill_value is None else fill_value
+    if masked is None:
         return
-    arguments["fill_value"] = metadata.fill_value
-    if names is not None and MASK_ATTRIBUTE not in arguments["attributes"]:
-        encoded = mask_attribute(metadata.fill_value, source.dtype)
-        if encoded is not None:
-            arguments["attributes"][MASK_ATTRIBUTE] = encoded
+    try:
+        encoded = mask_attribute(masked, dtype)
+    except (TypeError, ValueError):  # no number of this dtype: it masks nothing, whatever it is
+        attributes[MASK_ATTRIBUTE] = masked
+        return
+    if encoded is None:
+        attributes.pop(MASK_ATTRIBUTE, None)  # xarray cannot open an array of this dtype that has one
+        if dtype.kind not in "mM":
             notes.append(
-                f"the fill value {metadata.fill_value!r}, which xarray takes for missing cells in zarr format 2, "
-                f"is also the attribute {MASK_ATTRIBUTE!r}, as xarray wants it in format 3"
+                f"xarray takes {masked!r} for missing cells in zarr format 2; it has no way to say so of {dtype} "
+                "in format 3"
             )
+        return
+    attributes[MASK_ATTRIBUTE] = encoded
+    notes.append(
+        f"{masked!r}, which xarray takes for missing cells in zarr format 2, is now the attribute "
+        f"{MASK_ATTRIBUTE!r} as xarray wants it in format 3"
+    )
 
 
 def _v3_to_v2(source: StoredArray, metadata: ArrayV3Metadata, arguments: dict[str, Any], notes: list[str]) -> None:
-    filters, _, compressors = split_codecs(metadata)
+    filters, serializer, compressors = split_codecs(metadata)
+    if source.fixed_size and serializer.to_dict()["name"] != "bytes":
+        raise PlanError(
+            f"zarr format 2 cannot hold the codec {serializer}; leave it out with "
+            "target_options={'serializer': 'auto'}, or keep zarr_format=3"
+        )
     order = "C"
     reverse = tuple(reversed(range(len(source.shape))))
     for codec in filters:
@@ -206,34 +238,47 @@ def _v3_to_v2(source: StoredArray, metadata: ArrayV3Metadata, arguments: dict[st
     }
     if source.codec is not None and source.dtype.byteorder == ">":
         arguments["dtype"] = source.dtype
-    names = metadata.dimension_names
-    attributes = arguments["attributes"]
-    if names and all(name is not None for name in names):
-        attributes[DIMENSIONS_ATTRIBUTE] = list(names)
-        same = attributes.get(MASK_ATTRIBUTE) == mask_attribute(metadata.fill_value, source.dtype)
-        if MASK_ATTRIBUTE in attributes and same:
-            del attributes[MASK_ATTRIBUTE]  # xarray takes it from the fill value in format 2
-        else:
+    names = metadata.dimension_names or ()
+    if len(names) == len(source.shape) and all(name is not None for name in names):  # xarray wants [] for 0-d arrays
+        arguments["attributes"][DIMENSIONS_ATTRIBUTE] = list(names)
+        _mask_to_v2(source.dtype, arguments, notes)
+
+
+def _mask_to_v2(dtype: np.dtype[Any], arguments: dict[str, Any], notes: list[str]) -> None:
+    """Let the fill value say which cells xarray takes for missing, where an attribute says so in format 3."""
+    fill_value, attributes = arguments["fill_value"], arguments["attributes"]
+    try:
+        masked = masked_value(attributes[MASK_ATTRIBUTE], dtype)
+    except (KeyError, TypeError, ValueError, OverflowError, struct.error):  # no such attribute, or not as xarray's
+        if dtype.kind not in "fcmM" or not np.isnan(fill_value):  # NaN and NaT are missing in any format
             notes.append(
-                f"xarray takes the fill value {metadata.fill_value!r} for missing cells in zarr format 2, "
+                f"xarray takes the fill value {fill_value!r} for missing cells in zarr format 2, "
                 "which it did not in format 3"
             )
+        return
+    if mask_attribute(fill_value, dtype) != attributes.pop(MASK_ATTRIBUTE):
+        arguments["fill_value"] = masked
+        notes.append(
+            f"the fill value becomes {masked!r}, which the attribute {MASK_ATTRIBUTE!r} named in zarr format 3: "
+            f"xarray takes the fill value for missing cells in format 2; it was {fill_value!r}"
+        )
 
 
 def split_codecs(metadata: ArrayV3Metadata) -> tuple[Sequence[Any], Any, Sequence[Any]]:
-    """Return the codecs of chunks: array to array, array to bytes, bytes to bytes; those of inner chunks if sharded."""
-    codecs = list(metadata.codecs)
-    if len(codecs) == 1 and codecs[0].to_dict()["name"] == "sharding_indexed":
-        sharding: Any = codecs[0]
-        codecs = list(sharding.codecs)
-    serializer = next(number for number, codec in enumerate(codecs) if isinstance(codec, ArrayBytesCodec))
-    return codecs[:serializer], codecs[serializer], codecs[serializer + 1 :]
+    """Return the codecs of the innermost chunks: array to array, array to bytes, bytes to bytes."""
+    codecs: list[Any] = list(metadata.codecs)
+    while True:
+        serializer = next(number for number, codec in enumerate(codecs) if isinstance(codec, ArrayBytesCodec))
+        if codecs[serializer].to_dict()["name"] != "sharding_indexed":
+            return codecs[:serializer], codecs[serializer], codecs[serializer + 1 :]
+        codecs[serializer : serializer + 1] = codecs[serializer].codecs
 
 
 def mask_attribute(value: Any, dtype: np.dtype[Any]) -> Any:
     """Return a fill value in the form that xarray wants for ``_FillValue`` in zarr format 3, or None if it has none.
 
-    Floats are base64 of eight little-endian bytes (``xarray.backends.zarr.FillValueCoder``).
+    Floats are base64 of eight little-endian bytes, complex numbers two of them
+    (``xarray.backends.zarr.FillValueCoder``).
 
     Examples
     --------
@@ -244,8 +289,34 @@ def mask_attribute(value: Any, dtype: np.dtype[Any]) -> Any:
     """
     if dtype.kind == "f":
         return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
+    if dtype.kind == "c":
+        return [mask_attribute(part, np.dtype("f8")) for part in (complex(value).real, complex(value).imag)]
     if dtype.kind in "iu":
         return int(value)
     if dtype.kind == "b":
         return bool(value)
     return None
+
+
+def masked_value(attribute: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the value that :func:`mask_attribute` wrote, as a scalar of ``dtype``.
+
+    Raises
+    ------
+    TypeError, ValueError, OverflowError, struct.error
+        If the attribute is of another form, or no value of the dtype.
+
+    Examples
+    --------
+    >>> masked_value("AAAAAAAA+H8=", np.dtype("f4"))
+    np.float32(nan)
+    """
+    if dtype.kind == "f":
+        value: Any = struct.unpack("<d", base64.standard_b64decode(attribute))[0]
+    elif dtype.kind == "c":
+        value = complex(*(masked_value(part, np.dtype("f8")) for part in attribute))
+    elif dtype.kind in "biu" and isinstance(attribute, (int, float)):
+        value = int(attribute)
+    else:
+        raise TypeError(f"xarray has no {MASK_ATTRIBUTE} of {attribute!r} for {dtype}")
+    return np.array([value]).astype(dtype)[0] if dtype.kind in "fc" else np.array([value], dtype)[0]

@@ -37,7 +37,7 @@ class ZarrReader(UnitReader):
 
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
         super().__init__(stored)
-        self.array, self.way = _own_array(stored, stored.shape)
+        self.array, self.way = _own_array(stored, stored.shape, _WholeFrames if _is_blosc(stored.metadata) else None)
         self.objects = objects
 
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
@@ -65,14 +65,15 @@ class ZarrWriter(UnitWriter):
     """Writes one whole write unit at a time through a zarr array.
 
     zarr reads a unit before it writes a part of it, also at the array's edge, where a torn one would then fail every
-    retry. So it is given an array that is a whole number of write units long; only the chunks are stored from it.
+    retry. So it is given an array that is a whole number of write units long, of which only the chunks are stored, and
+    a store that does not show it what is there.
     """
 
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
         super().__init__(stored)
         unit = stored.write_unit
         padded = tuple(-(-n // size) * size for n, size in zip(stored.shape, unit, strict=True))
-        self.array, self.way = _own_array(stored, padded)
+        self.array, self.way = _own_array(stored, padded, _Unread)
         self.objects = objects
 
     def jobs(self, region: Region) -> AbstractContextManager[Iterator[Index]]:
@@ -105,15 +106,22 @@ class ZarrWriter(UnitWriter):
         return elements
 
 
-def _own_array(stored: StoredArray, shape: tuple[int, ...]) -> tuple[zarr.Array[Any], str]:
-    """Return an array object of ours on the same chunks, and the name of the pipeline that it uses."""
+def _own_array(
+    stored: StoredArray, shape: tuple[int, ...], wrapper: type[WrapperStore[Store]] | None
+) -> tuple[zarr.Array[Any], str]:
+    """Return an array object of ours on the same chunks, and the name of the pipeline that it uses.
+
+    ``wrapper`` stands between the store and zarr's own pipeline.
+    """
     metadata: Any = dataclasses.replace(stored.metadata, shape=shape)
     store_path = stored.array.store_path
-    # zarr takes NaNs of any payload for the fill value; only then are such inner chunks written out.
-    config: Any = {"order": "C", "write_empty_chunks": bool(stored.fill is not None and stored.absent != stored.absent)}
+    # zarr takes all NaNs for one fill value, and 0.0 for -0.0 in complex numbers and fields: then all inner chunks are
+    # written out.
+    equal_is_same = stored.fill is None or (stored.dtype.kind not in "cV" and stored.absent == stored.absent)
+    config: Any = {"order": "C", "write_empty_chunks": not equal_is_same}
     pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype)
-    if pipeline is None and _is_blosc(metadata):
-        store_path = StorePath(_WholeFrames(store_path.store), store_path.path)
+    if pipeline is None and wrapper is not None:
+        store_path = StorePath(wrapper(store_path.store), store_path.path)
     array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
     if pipeline is not None:
         object.__setattr__(array, "codec_pipeline", pipeline)
@@ -123,13 +131,22 @@ def _own_array(stored: StoredArray, shape: tuple[int, ...]) -> tuple[zarr.Array[
 class _WholeFrames(WrapperStore[Store]):
     """A store of Blosc frames that hands over none that is torn: zarr would decode it, whatever follows in memory."""
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
+    _supports_sync_io = False  # what zarr 3.4 may read by instead of get
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         frame = await super().get(key, prototype, byte_range)
         if frame is not None:
             blosc_size(memoryview(frame.to_bytes()))
         return frame
+
+
+class _Unread(WrapperStore[Store]):
+    """A store in which zarr finds nothing: zarr 3.1 reads every shard before it replaces it, whole ones too."""
+
+    _supports_sync_io = False
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        return None
 
 
 def _is_blosc(metadata: ArrayV2Metadata | ArrayV3Metadata) -> bool:

@@ -2,11 +2,12 @@
 
     python tests/benchmarks/frame.py [--folder DIR] [--layout blocks|epochs|both] [--max-mem 2GB] [--rounds 3]
 
-A cube of 128 epochs of 2048 x 2048 float32 (smooth deformation, noise with 12 mantissa bits zeroed, NaN mask; Blosc zstd-3
-bitshuffle) goes from chunks (1, 1024, 1024) or (1, 2048, 2048) to shards (128, 256, 256) of chunks (128, 64, 64).
+A cube of 128 epochs of 2048 x 2048 float32 (smooth deformation, noise with 12 mantissa bits zeroed, NaN mask; Blosc
+zstd-3 bitshuffle) goes from chunks (1, 1024, 1024) or (1, 2048, 2048) to shards (128, 256, 256) of chunks
+(128, 64, 64).
 
-* ``limit``: decode every source chunk once and encode every target chunk once, on all cores, into memory that is used
-  again. Nobody can be faster with these codecs.
+* ``limit``: decode every source chunk once and encode every target chunk once, on all cores, into memory that is
+  used again. Nobody can be faster with these codecs.
 * ``zarr+zarrs loop``: ``target[part] = source[part]`` with the Rust pipeline, part by part.
 * ``tensorstore``: the same copy in 1, 2, 4 or 8 parts; no cache, no file sync, one copy thread a core.
 * ``rechunk_exec``: each executor.
@@ -30,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +93,8 @@ def compare(options: argparse.Namespace, layout: str) -> None:
 def contenders() -> dict[str, Callable[[Path, Path, str], str]]:
     """What runs, by name: a function of source, target and budget that returns a note."""
     named: dict[str, Callable[[Path, Path, str], str]] = {"limit": limit, "zarr+zarrs loop": zarrs_loop}
-    for parts in (1, 2, 4, 8):
-        named[f"tensorstore / {parts}"] = lambda source, target, _, parts=parts: tensorstore_copy(source, target, parts)
-    for executor in EXECUTORS:
-        named[f"rechunk_exec {executor}"] = lambda source, target, budget, executor=executor: ours(
-            source, target, budget, executor
-        )
+    named |= {f"tensorstore / {parts}": partial(tensorstore_copy, parts) for parts in (1, 2, 4, 8)}
+    named |= {f"rechunk_exec {executor}": partial(ours, executor) for executor in EXECUTORS}
     return named
 
 
@@ -128,7 +126,7 @@ def prepare(name: str) -> None:
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
 
 
-def ours(source: Path, target: Path, max_mem: str, executor: str) -> str:
+def ours(executor: str, source: Path, target: Path, max_mem: str) -> str:
     import rechunk_exec as rx
 
     job = rx.rechunk(
@@ -151,7 +149,7 @@ def zarrs_loop(source: Path, target: Path, _: str) -> str:
     return ""
 
 
-def tensorstore_copy(source: Path, target: Path, parts: int) -> str:
+def tensorstore_copy(parts: int, source: Path, target: Path, _: str) -> str:
     import tensorstore
 
     new_target(target)
@@ -205,7 +203,7 @@ def limit(source: Path, target: Path, _: str) -> str:
             return len(blosc.compress(chunk, b"zstd", 3, blosc.BITSHUFFLE))
 
         for band in range(0, SHAPE[1], 512):  # prepared outside the clock, a band at a time
-            rows = array[:, band : band + 512]
+            rows = np.asarray(array[:, band : band + 512])
             chunks = [
                 np.ascontiguousarray(rows[:, y : y + 64, x : x + 64])
                 for y in range(0, 512, 64)
@@ -232,9 +230,15 @@ def make_cube(path: Path, chunks: tuple[int, ...]) -> None:
     if path.exists():
         return
     array = zarr.create_array(
-        path.with_suffix(".partial"), shape=SHAPE, chunks=chunks, dtype="f4", fill_value=np.nan, compressors=compressor(),
-        dimension_names=["time", "y", "x"], overwrite=True,
-    )  # fmt: skip
+        path.with_suffix(".partial"),
+        shape=SHAPE,
+        chunks=chunks,
+        dtype="f4",
+        fill_value=np.nan,
+        compressors=compressor(),
+        dimension_names=["time", "y", "x"],
+        overwrite=True,
+    )
     y, x = np.meshgrid(np.linspace(-1, 1, SHAPE[1]), np.linspace(-1, 1, SHAPE[2]), indexing="ij")
     bowl, sea = np.exp(-4 * (y**2 + x**2)).astype("f4"), y + 0.5 * np.sin(3 * x) < -0.75
     noise = np.random.default_rng(0)

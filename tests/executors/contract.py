@@ -6,14 +6,12 @@ die where they are told to.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,115 +19,12 @@ import pytest
 
 from rechunk_exec.errors import RechunkError, TaskError
 from rechunk_exec.executors import PoolExecutor, Shared, WorkerShape, worker_shape
-from rechunk_exec.plans import StagePlan
-from rechunk_exec.results import Event, TaskResult
-from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
-
-ALWAYS = 1000
-
-
-def make_stage(number: int, tasks: int, *, tasks_per_worker: int = 1) -> Stage:
-    """A stage of so many tasks, of arrays that do not exist."""
-    sizes = (min(tasks, 1),)
-    plan = StagePlan(
-        shape=(tasks,),
-        itemsize=1,
-        source="source",
-        target="target",
-        read_unit=sizes,
-        write_unit=sizes,
-        chunk=(1,),
-        region=sizes,
-        threads=1,
-        tasks_per_worker=tasks_per_worker,
-        peak_bytes=tasks_per_worker,
-        predicted_s=0.0,
-    )
-    return Stage(number=number, plan=plan, source=ArrayRef(store="/nowhere/a"), target=ArrayRef(store="/nowhere/b"))
-
-
-class InjectedError(Exception):
-    """A fault on purpose. Like many real exceptions, it does not survive pickling as it is."""
-
-    def __init__(self, stage: int, index: int) -> None:
-        super().__init__(f"injected into task {index} of stage {stage}")
-
-
-class TravellingError(Exception):
-    """A fault on purpose that survives pickling."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A task function that writes to ``folder`` what it does, and fails as told."""
-
-    folder: Path
-    fails: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """By stage and index: how many of the first tries fail."""
-    dies: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """By stage and index: how many of the first tries kill their process."""
-    seconds: float = 0.0
-    error: type[Exception] = TravellingError
-
-    def __call__(self, task: CopyTask) -> TaskResult:
-        key = task.stage, task.index
-        began = time.monotonic()
-        with (self.folder / f"{task.stage}-{task.index}.tries").open("ab") as tries:
-            tries.write(b"x")
-            tries.flush()
-            tried = tries.tell()
-        time.sleep(self.seconds)
-        if tried <= self.dies.get(key, 0):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if tried <= self.fails.get(key, 0):
-            raise self.error(*key)
-        ended = time.monotonic()
-        entry = {"stage": task.stage, "index": task.index, "began": began, "ended": ended, "pid": os.getpid()}
-        name = f"{task.stage}-{task.index}-{os.getpid()}-{time.monotonic_ns()}.json"
-        (self.folder / name).write_text(json.dumps(entry))
-        return make_result(task)
-
-    def entries(self) -> list[dict[str, Any]]:
-        """What the tasks that ended well have written."""
-        return [json.loads(path.read_text()) for path in self.folder.glob("*.json")]
-
-    def tries(self) -> dict[tuple[int, int], int]:
-        """How often each task was started."""
-        tried = {}
-        for path in self.folder.glob("*.tries"):
-            stage, index = path.stem.split("-")
-            tried[int(stage), int(index)] = path.stat().st_size
-        return tried
-
-
-def make_result(task: CopyTask) -> TaskResult:
-    return TaskResult(
-        stage=task.stage,
-        index=task.index,
-        seconds=0.0,
-        bytes_read=1,
-        bytes_written=1,
-        stored_bytes_read=1,
-        stored_bytes_written=1,
-        predicted_bytes=1,
-        peak_bytes=1,
-        reader="none",
-        writer="none",
-    )
-
-
-def most_at_once(entries: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the recorded tasks ran at the same time, at most."""
-    steps = sorted([(entry["ended"], -1) for entry in entries] + [(entry["began"], 1) for entry in entries])
-    running = [sum(step for _, step in steps[: number + 1]) for number in range(len(steps))]
-    return max(running)
+from rechunk_exec.results import Event
+from tests.executors.recording import ALWAYS, InjectedError, Recording, TravellingError, make_stage, most_at_once
 
 
 class ExecutorContract:
     """What ``staged_copy`` promises."""
-
-    survives_death = False
-    """Whether a task whose process dies is run again."""
 
     def make(self) -> PoolExecutor:
         """A new executor of two or more workers, if it can have them."""
@@ -158,8 +53,8 @@ class ExecutorContract:
             yield executor
 
     def test_all_tasks_run_once_and_results_are_in_order(self, executor: PoolExecutor, tmp_path: Path) -> None:
-        executor.task_function = recording = Recording(tmp_path)
-        stages = [make_stage(0, 7), make_stage(1, 5)]
+        executor.task_function = recording = Recording(tmp_path, slow=frozenset({(0, 1), (1, 0)}))
+        stages = [make_stage(number, tasks, tasks_per_worker=2) for number, tasks in ((0, 7), (1, 5))]
         report = executor.staged_copy(stages)
         wanted = [(0, index) for index in range(7)] + [(1, index) for index in range(5)]
         assert [(result.stage, result.index) for result in report.results] == wanted
@@ -285,24 +180,6 @@ class ExecutorContract:
         assert time.monotonic() - began < 20
         assert len(list(tmp_path.glob("*.tries"))) < 2000
 
-    def test_a_killed_worker_costs_only_its_task(self, executor: PoolExecutor, tmp_path: Path) -> None:
-        if not self.survives_death:
-            pytest.skip("the executor does not promise it")
-        executor.task_function = recording = Recording(tmp_path, dies={(0, 3): 2, (1, 0): 1}, seconds=0.01)
-        report = executor.staged_copy([make_stage(0, 9), make_stage(1, 2)])
-        once = {(0, index): 1 for index in range(9)} | {(1, index): 1 for index in range(2)}
-        assert recording.tries() == once | {(0, 3): 3, (1, 0): 2}
-        assert report.retries == 3
-
-    def test_a_task_that_always_kills_its_worker(self, executor: PoolExecutor, tmp_path: Path) -> None:
-        if not self.survives_death:
-            pytest.skip("the executor does not promise it")
-        executor.task_function = recording = Recording(tmp_path, dies={(0, 3): ALWAYS})
-        with pytest.raises(TaskError, match="SIGKILL") as caught:
-            executor.staged_copy([make_stage(0, 9)])
-        assert caught.value.index == 3
-        assert recording.tries()[0, 3] == 3
-
     def test_its_workers_are_told_of(self, executor: PoolExecutor) -> None:
         shape = worker_shape(executor)
         assert isinstance(shape, WorkerShape)
@@ -343,8 +220,6 @@ class PoolContract(ExecutorContract):
         assert list(executor.map(_refuse_three, [4])) == [4]
 
     def test_map_survives_what_is_no_exception(self, executor: PoolExecutor) -> None:
-        if executor.name == "serial":
-            pytest.skip("a plain loop ends as the function says")
         with pytest.raises(RechunkError, match="SystemExit"):
             list(executor.map(_leave, [3]))
         assert list(executor.map(abs, [-1])) == [1]
@@ -402,20 +277,6 @@ class PoolContract(ExecutorContract):
             assert len(marked) == len(set(marked))
             assert set(marked) >= pids
 
-    def test_run_on_workers_comes_before_the_tasks_of_a_worker_that_joins(
-        self, fresh: PoolExecutor, tmp_path: Path
-    ) -> None:
-        if not self.survives_death:
-            pytest.skip("no worker joins")
-        fresh.run_on_workers(Mark(tmp_path, "set"))
-        before = {path.name for path in tmp_path.glob("set-*")}
-        workers = worker_shape(fresh).workers
-        fresh.task_function = recording = Recording(tmp_path, dies={(0, index): 1 for index in range(workers)})
-        fresh.staged_copy([make_stage(0, 30)])
-        marked = [int(path.name.split("-")[1]) for path in tmp_path.glob("set-*")]
-        assert len(marked) == len(set(marked)) > len(before)
-        assert {entry["pid"] for entry in recording.entries()} <= set(marked)
-
     def test_run_on_workers_passes_on_failure(self, fresh: PoolExecutor) -> None:
         with pytest.raises((RechunkError, ValueError), match="set-up"):
             _set_up_and_use(fresh)
@@ -430,6 +291,36 @@ class PoolContract(ExecutorContract):
             fresh.staged_copy([])
         with pytest.raises(RechunkError, match="closed"):
             fresh.run_on_workers(_refuse)
+
+
+class SurvivorContract(PoolContract):
+    """What pools promise that run a task again whose worker died."""
+
+    def test_a_killed_worker_costs_only_its_task(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path, dies={(0, 3): 2, (1, 0): 1}, seconds=0.01)
+        report = executor.staged_copy([make_stage(0, 9), make_stage(1, 2)])
+        once = {(0, index): 1 for index in range(9)} | {(1, index): 1 for index in range(2)}
+        assert recording.tries() == once | {(0, 3): 3, (1, 0): 2}
+        assert report.retries == 3
+
+    def test_a_task_that_always_kills_its_worker(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = recording = Recording(tmp_path, dies={(0, 3): ALWAYS})
+        with pytest.raises(TaskError, match="SIGKILL") as caught:
+            executor.staged_copy([make_stage(0, 9)])
+        assert caught.value.index == 3
+        assert recording.tries()[0, 3] == 3
+
+    def test_run_on_workers_comes_before_the_tasks_of_a_worker_that_joins(
+        self, fresh: PoolExecutor, tmp_path: Path
+    ) -> None:
+        fresh.run_on_workers(Mark(tmp_path, "set"))
+        before = {path.name for path in tmp_path.glob("set-*")}
+        workers = worker_shape(fresh).workers
+        fresh.task_function = recording = Recording(tmp_path, dies={(0, index): 1 for index in range(workers)})
+        fresh.staged_copy([make_stage(0, 30)])
+        marked = [int(path.name.split("-")[1]) for path in tmp_path.glob("set-*")]
+        assert len(marked) == len(set(marked)) > len(before)
+        assert {entry["pid"] for entry in recording.entries()} <= set(marked)
 
 
 class Witness:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rechunk_exec.executors.main_module import MainModule, refuse_while_importing_main
-from tests.executors.test_processes import environment
+from tests.executors.workers import environment
 
 GUARDED = """
 import os, sys

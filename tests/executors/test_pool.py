@@ -12,7 +12,7 @@ import pytest
 from rechunk_exec.executors import SerialExecutor, ThreadsExecutor
 from rechunk_exec.executors.copyrun import task_error
 from rechunk_exec.executors.shared import Shared
-from tests.executors.contract import make_stage
+from tests.executors.recording import make_stage
 
 
 class Thing:

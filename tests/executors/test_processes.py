@@ -3,13 +3,10 @@ from __future__ import annotations
 import gc
 import json
 import os
-import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +15,15 @@ import pytest
 
 from rechunk_exec.errors import RechunkError, SerializationError, StorageError
 from rechunk_exec.executors import ProcessesExecutor, available_cores, worker_shape
-from rechunk_exec.executors.worker import WorkerProcess
 from rechunk_exec.tasks import ArrayRef, Stage
-from tests.executors.contract import PoolContract, Recording, make_stage
+from tests.executors.contract import SurvivorContract
+from tests.executors.recording import Recording, make_stage
+from tests.executors.workers import length, wait_until, workers_of
 
 
-class TestProcesses(PoolContract):
-    survives_death = True
-
+class TestProcesses(SurvivorContract):
     def make(self) -> ProcessesExecutor:
         return ProcessesExecutor(3)
-
-
-@pytest.fixture
-def two() -> Iterator[ProcessesExecutor]:
-    with ProcessesExecutor(2) as executor:
-        yield executor
-
-
-def workers_of(executor: ProcessesExecutor) -> list[psutil.Process]:
-    return [psutil.Process(worker.pid) for worker in executor._workers]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_its_shape() -> None:
@@ -122,14 +101,6 @@ def test_a_worker_that_ends_itself(two: ProcessesExecutor) -> None:
         list(two.map(os._exit, [7]))
 
 
-def test_a_dead_worker_whose_child_holds_its_pipe(two: ProcessesExecutor) -> None:
-    began = time.monotonic()
-    with pytest.raises(RechunkError, match="SIGKILL"):
-        list(two.map(_fork_and_die, [0]))
-    assert time.monotonic() - began < 10
-    assert list(two.map(abs, [-1])) == [1]
-
-
 def test_results_and_errors_that_do_not_travel(two: ProcessesExecutor) -> None:
     with pytest.raises(SerializationError, match="what a call returns must pickle"):
         list(two.map(_return_lambda, [1]))
@@ -152,38 +123,10 @@ def test_a_function_that_workers_cannot_import(two: ProcessesExecutor, monkeypat
         list(two.map(_here, [1]))
 
 
-def test_forgotten_objects_are_forgotten_by_workers() -> None:
-    with ProcessesExecutor(1) as one:
-        handle = one.put(bytes(50_000_000))
-        assert list(one.map(_length, [handle])) == [50_000_000]
-        (worker,) = workers_of(one)
-        big = worker.memory_info().rss
-        del handle
-        gc.collect()
-        list(one.map(abs, [-1]))
-        assert worker.memory_info().rss < big - 40_000_000
-
-
 def test_large_objects_and_results(two: ProcessesExecutor) -> None:
     handle = two.put(bytes(20_000_000))
-    assert list(two.map(_length, [handle] * 4)) == [20_000_000] * 4
+    assert list(two.map(length, [handle] * 4)) == [20_000_000] * 4
     assert [len(result) for result in two.map(bytes, [10_000_000] * 6)] == [10_000_000] * 6
-
-
-def test_little_is_sent_a_task(two: ProcessesExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    send = WorkerProcess._send
-
-    def measured(worker: WorkerProcess, *messages: object) -> None:
-        sizes.extend(len(pickle.dumps(message)) for message in messages)
-        send(worker, *messages)
-
-    monkeypatch.setattr(WorkerProcess, "_send", measured)
-    two.task_function = Recording(tmp_path)
-    two.staged_copy([make_stage(0, 100), make_stage(1, 14_000_000)][:1])
-    assert max(sizes) < 10_000
-    assert sorted(sizes)[len(sizes) // 2] < 400, "most messages are one task's number"
-    assert len(pickle.dumps(make_stage(1, 14_000_000))) < 2000
 
 
 def test_stores_in_memory_are_refused(two: ProcessesExecutor) -> None:
@@ -206,25 +149,6 @@ def test_live_stores_on_disk_are_not_refused(two: ProcessesExecutor, tmp_path: P
     (tmp_path / "log").mkdir()
     two.task_function = Recording(tmp_path / "log")
     assert two.staged_copy([live]).tasks == 2
-
-
-def test_threads_are_bounded_before_libraries_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MKL_NUM_THREADS", "64")
-    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    before = dict(os.environ)
-    with ProcessesExecutor(1) as one:
-        share = str(worker_shape(one).cores_per_worker)
-        names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"]
-        assert list(one.map(os.getenv, names)) == ["1", share, share, share]
-    assert dict(os.environ) == before
-
-
-def test_workers_ignore_the_interrupt_key(two: ProcessesExecutor) -> None:
-    assert list(two.map(_disposition, [signal.SIGINT])) == [signal.SIG_IGN]
-    for worker in workers_of(two):
-        worker.send_signal(signal.SIGINT)
-    assert list(two.map(abs, [-1])) == [1]
 
 
 def test_it_can_be_used_from_another_thread(tmp_path: Path) -> None:
@@ -250,41 +174,6 @@ def test_an_interrupt_stops_the_workers_at_once_and_the_pool_lives_on(two: Proce
     assert workers_of(two) == []
     two.task_function = Recording(tmp_path)
     assert two.staged_copy([make_stage(0, 3)]).tasks == 3
-
-
-SLOW = """
-import os, signal, sys, threading, time
-import rechunk_exec.executors as ex
-from pathlib import Path
-
-def slow(number):
-    Path(sys.argv[1], f"{os.getpid()}").touch()
-    time.sleep(60)
-
-if __name__ == "__main__":
-    with ex.ProcessesExecutor(2) as executor:
-        list(executor.map(slow, range(10)))
-"""
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SLOW)
-    began = tmp_path / "began"
-    began.mkdir()
-    with subprocess.Popen([sys.executable, script, began], env=environment(), stderr=subprocess.PIPE) as driver:
-        wait_until(lambda: len(list(began.iterdir())) == 2, timeout_s=30)
-        pids = [int(path.name) for path in began.iterdir()]
-        driver.send_signal(how)
-        _, errors = driver.communicate(timeout=10)
-    assert driver.returncode == -how
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout_s=5)
-    assert errors.count(b"Traceback") == (how == signal.SIGINT)
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 class _DieOnce:
@@ -323,18 +212,3 @@ def _return_trap(number: int) -> _Trap:
 
 def _here(number: int) -> int:
     return number
-
-
-def _length(handle: Any) -> int:
-    return len(handle.value)
-
-
-def _disposition(number: int) -> Any:
-    return signal.getsignal(number)
-
-
-def _fork_and_die(number: int) -> None:
-    if os.fork() == 0:
-        time.sleep(12)
-        os._exit(0)
-    os.kill(os.getpid(), signal.SIGKILL)

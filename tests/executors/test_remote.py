@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rechunk_exec.errors import BudgetError, RechunkError, SerializationError
-from rechunk_exec.executors.remote import Failure, Missing, Parcel, Reply, open_parcel, pack_call, run_call
+from rechunk_exec.executors.remote import Failure, Missing, Parcel, Reply, open_parcel, pack_call, run_call, run_set_up
 from rechunk_exec.executors.shared import ARRIVALS, Shared
 
 
@@ -96,6 +96,23 @@ def test_a_set_up_that_fails_is_tried_again_with_the_next_call() -> None:
         reply = open_parcel(Parcel(data=b"", tokens=(), set_ups=(set_up.token,)))
         assert isinstance(reply, Reply)
         assert isinstance(reply.outcome(0).error, GoodError)
+
+
+def test_a_set_up_is_called_once_in_a_process() -> None:
+    calls.clear()
+    set_up: Shared[Any] = Shared(count)
+    ARRIVALS.keep(set_up.token, set_up.pack().data)
+    for _ in range(3):
+        assert run_set_up(set_up.token).failure is None
+    assert calls == [1]
+    ARRIVALS.forget(set_up.token)
+
+
+calls: list[int] = []
+
+
+def count() -> None:
+    calls.append(1)
 
 
 def fail() -> None:

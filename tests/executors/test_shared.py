@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -37,6 +38,12 @@ def test_what_is_needed_comes_with_what_that_needs() -> None:
     other = Shared(2)
     packed = pack([middle, other])
     assert list(packed.needs()) == [inner.token, middle.token, other.token]
+
+
+def test_copies_of_a_handle_are_the_handle() -> None:
+    handle = Shared([1, 2])
+    assert copy.copy(handle) is handle
+    assert copy.deepcopy({"task": handle})["task"] is handle
 
 
 def test_an_object_is_packed_once() -> None:

@@ -114,10 +114,12 @@ def test_one_bar_where_the_stages_are_not_known() -> None:
 
 
 def test_the_bar_is_put_away_when_the_run_fails() -> None:
-    console = Console(file=StringIO(), force_terminal=True, width=120)
+    terminal = StringIO()
+    console = Console(file=terminal, force_terminal=True, width=120)
     with pytest.raises(ZeroDivisionError), progress(console=console) as on_event:
         on_event(Event(kind="start", total=1 // 0))
-    assert console._live_stack == []
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"  # the cursor
+    assert terminal.getvalue().count(hidden) == terminal.getvalue().count(shown) == 1
 
 
 def test_a_notebook_draws_one_output_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
+from zarr.storage import MemoryStore
 
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.storage import Moved, Region, UnitReader, UnitWriter, array_ref, open_reader, open_writer
@@ -18,7 +19,9 @@ from rechunk_exec.tasks import ArrayRef
 from tests.values import Array
 
 Shape: TypeAlias = tuple[int, ...]
-Place: TypeAlias = Path | zarr.storage.MemoryStore
+Place: TypeAlias = Path | MemoryStore
+
+ZARR_VERSION = tuple(int(number) for number in zarr.__version__.split(".")[:2])
 
 
 def make(
@@ -44,7 +47,7 @@ def read_by_zarr(ref: ArrayRef) -> Array:
     """All elements of an array, read by zarr."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        array = zarr.open_array(ref.store, path=ref.path, mode="r")  # type: ignore[arg-type]
+        array = zarr.open_array(ref.store, path=ref.path, mode="r")
         return np.asarray(array[...])
 
 
@@ -81,8 +84,15 @@ def write_by_us(ref: ArrayRef, values: Array, units: int = 2) -> UnitWriter:
     """Write all elements of an array with our writer for it, in boxes of so many write units along each axis."""
     writer = open_writer(ref)
     for start, stop in boxes(values.shape, tuple(units * size for size in writer.stored.write_unit)):
-        write_box(writer, start, values[tuple(map(slice, start, stop))])
+        write_box(writer, start, box_of(values, start, stop))
     return writer
+
+
+def box_of(values: Array, start: Shape, stop: Shape) -> Array:
+    """A view of a box of an array, of no dimensions too."""
+    index: Any = (*map(slice, start, stop), ...)
+    box: Array = values[index]
+    return box
 
 
 def boxes(shape: Shape, size: Shape) -> Iterator[tuple[Shape, Shape]]:

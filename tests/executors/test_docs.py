@@ -1,0 +1,46 @@
+"""The examples of docs/executors.md do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.executors.workers import environment
+
+PAGE = (Path(__file__).parents[2] / "docs" / "executors.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
+FRAME = np.arange(7 * 300 * 90, dtype="f4").reshape(7, 300, 90)
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_examples(tmp_path: Path, number: int) -> None:
+    names = ("time", "y", "x")
+    source = zarr.create_array(
+        tmp_path / "frame.zarr", shape=FRAME.shape, chunks=(1, 300, 90), dtype="f4", dimension_names=names
+    )
+    source[...] = FRAME
+    script = tmp_path / "example.py"
+    script.write_text(EXAMPLES[number])
+    run = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        check=False,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    series = zarr.open_array(tmp_path / "series.zarr", mode="r")
+    assert series.chunks == (7, 64, 64)
+    np.testing.assert_array_equal(np.asarray(series[...]), FRAME)
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) == 5

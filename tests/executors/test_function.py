@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import rechunk_exec as rx
+from rechunk_exec.errors import RechunkError
+from rechunk_exec.executors import FunctionExecutor, staged_copy, worker_shape
+from rechunk_exec.results import Event
+from rechunk_exec.tasks import Stage
+
+SHAPE = (16, 24, 24)
+VALUES = np.arange(16 * 24 * 24, dtype="f4").reshape(SHAPE)
+
+Plan = Callable[[object], rx.Rechunked]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """A job of two stages, of several tasks each."""
+
+    def make(executor: object) -> rx.Rechunked:
+        source = tmp_path / "source.zarr"
+        if not source.exists():
+            zarr.create_array(source, shape=SHAPE, chunks=(1, 24, 24), dtype="f4")[:] = VALUES
+        job = rx.rechunk(
+            source, (16, 4, 4), "20kB", tmp_path / "target.zarr", executor=executor, mode="overwrite", progress=False
+        )
+        assert len(job.stages) == 2
+        return job
+
+    return make
+
+
+def run_all(stages: Sequence[Stage]) -> str:
+    for stage in stages:
+        for task in stage:
+            rx.run_task(task)
+    return "ignored"
+
+
+def test_a_function_runs_a_job(plan: Plan, tmp_path: Path) -> None:
+    given: list[tuple[Any, ...]] = []
+
+    def mine(*arguments: Any) -> None:
+        given.append(arguments)
+        run_all(*arguments)
+
+    events: list[Event] = []
+    job = plan(mine)
+    target = job.execute(on_event=events.append)
+    assert np.array_equal(target[:], VALUES)
+    ((stages,),) = given
+    assert [type(stage) for stage in stages] == [Stage, Stage]
+    assert job.report is not None
+    total = sum(len(stage) for stage in job.stages)
+    assert job.report.tasks == total
+    assert job.report.executor == "mine"
+    assert [(r.stage, r.index) for r in job.report.results] == [(t.stage, t.index) for t in job.tasks()]
+    assert events[0] == Event(kind="start", total=total)
+    assert [event.kind for event in events[1:]] == ["task"] * total
+    assert job.report.bytes_written == 2 * VALUES.nbytes
+    assert not list(tmp_path.rglob("*.rechunk_exec/*")), "records are gone in the end"
+
+
+def test_tasks_may_run_twice(plan: Plan) -> None:
+    job = plan(lambda stages: (run_all(stages[:1]), run_all(stages[:1]), run_all(stages[1:])))
+    assert np.array_equal(job.execute()[:], VALUES)
+    assert job.report is not None
+    assert job.report.tasks == sum(len(stage) for stage in job.stages)
+
+
+def test_a_function_that_returns_early(plan: Plan) -> None:
+    def early(stages: Sequence[Stage]) -> None:
+        for task in stages[0]:
+            if task.index not in {1, 2, 3}:
+                rx.run_task(task)
+
+    job = plan(early)
+    missing = 3 + len(job.stages[1])
+    with pytest.raises(RechunkError, match=f"{missing} of ") as caught:
+        job.execute()
+    assert "'early'" in str(caught.value)
+    assert "of stage 0: 1 to 3" in str(caught.value)
+    assert f"of stage 1: 0 to {len(job.stages[1]) - 1}" in str(caught.value)
+    assert job.report is None
+
+
+def test_a_function_that_does_nothing(plan: Plan) -> None:
+    with pytest.raises(RechunkError, match="missing"):
+        plan(print).execute()
+
+
+def test_what_it_raises_is_the_cause(plan: Plan) -> None:
+    def failing(stages: Sequence[Stage]) -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(RechunkError, match=r"'failing' failed with LookupError: .*mine") as caught:
+        plan(failing).execute()
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_an_interrupt_is_not_wrapped(plan: Plan) -> None:
+    def interrupted(stages: Sequence[Stage]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plan(interrupted).execute()
+
+
+def test_stages_that_one_holds(plan: Plan, tmp_path: Path) -> None:
+    job = plan("serial")
+    job.execute()
+    stages = tuple(replace(stage, source=job.stages[0].source) for stage in job.stages[-1:])
+    target = zarr.open_array(tmp_path / "target.zarr", mode="r+")
+    target[:] = 0
+    report = staged_copy(stages, run_all)
+    assert report.tasks == len(stages[0])
+    assert np.array_equal(target[:], VALUES)
+    with pytest.raises(RechunkError, match="missing"):
+        staged_copy(stages, print)  # what an earlier run did does not count
+
+
+def test_how_many_tasks_it_runs_at_once() -> None:
+    def wide(stages: Sequence[Stage]) -> None: ...
+
+    wide.tasks_per_worker = 4  # type: ignore[attr-defined]
+    assert worker_shape(FunctionExecutor(wide)).tasks_per_worker == 4
+    wide.tasks_per_worker = 0  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="tasks_per_worker"):
+        FunctionExecutor(wide)
+    with pytest.raises(TypeError, match="function"):
+        FunctionExecutor(3)  # type: ignore[arg-type]
+
+
+def test_names() -> None:
+    class Runner:
+        def __call__(self, stages: Sequence[Stage]) -> None: ...
+
+    assert FunctionExecutor(run_all).name == "run_all"
+    assert FunctionExecutor(Runner()).name == "Runner"

@@ -1,0 +1,140 @@
+"""One worker process: its threads, its signals, its end, and what is sent to it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rechunk_exec.errors import RechunkError
+from rechunk_exec.executors import ProcessesExecutor, worker_shape
+from rechunk_exec.executors.worker import WorkerProcess
+from tests.executors.recording import Recording, make_stage
+from tests.executors.workers import environment, length, wait_until, workers_of
+
+
+def test_threads_are_bounded_before_libraries_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MKL_NUM_THREADS", "64")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    with ProcessesExecutor(1) as one:
+        share = str(worker_shape(one).cores_per_worker)
+        names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"]
+        assert list(one.map(os.getenv, names)) == ["1", share, share, share]
+    assert dict(os.environ) == before
+
+
+def test_workers_ignore_the_interrupt_key(two: ProcessesExecutor) -> None:
+    assert list(two.map(_disposition, [signal.SIGINT])) == [signal.SIG_IGN]
+    for worker in workers_of(two):
+        worker.send_signal(signal.SIGINT)
+    assert list(two.map(abs, [-1])) == [1]
+
+
+def test_forgotten_objects_are_forgotten_by_workers() -> None:
+    with ProcessesExecutor(1) as one:
+        handle = one.put(bytes(50_000_000))
+        assert list(one.map(length, [handle])) == [50_000_000]
+        (worker,) = workers_of(one)
+        big = worker.memory_info().rss
+        del handle
+        gc.collect()
+        list(one.map(abs, [-1]))
+        assert worker.memory_info().rss < big - 40_000_000
+
+
+def test_little_is_sent_a_task(two: ProcessesExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    send = WorkerProcess._send
+
+    def measured(worker: WorkerProcess, *messages: object) -> None:
+        sizes.extend(len(pickle.dumps(message)) for message in messages)
+        send(worker, *messages)
+
+    monkeypatch.setattr(WorkerProcess, "_send", measured)
+    two.task_function = Recording(tmp_path)
+    two.staged_copy([make_stage(0, 100), make_stage(1, 14_000_000)][:1])
+    assert max(sizes) < 10_000
+    assert sorted(sizes)[len(sizes) // 2] < 400, "most messages are one task's number"
+    assert len(pickle.dumps(make_stage(1, 14_000_000))) < 2000
+
+
+def test_a_shared_object_is_sent_once_a_worker(two: ProcessesExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent_bytes: list[int] = []
+    send = WorkerProcess._send
+
+    def measured(worker: WorkerProcess, *messages: object) -> None:
+        sent_bytes.extend(len(pickle.dumps(message)) for message in messages)
+        send(worker, *messages)
+
+    monkeypatch.setattr(WorkerProcess, "_send", measured)
+    handle = two.put(bytes(100_000))
+    for _ in range(2):
+        assert list(two.map(length, [handle] * 20)) == [100_000] * 20
+    assert 1 <= sum(size > 100_000 for size in sent_bytes) <= len(workers_of(two))
+
+
+def test_a_dead_worker_whose_child_holds_its_pipe(two: ProcessesExecutor, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    with pytest.raises(RechunkError, match="SIGKILL"):
+        list(two.map(_fork_and_die, [flag]))
+    assert flag.exists(), "a child has waited in vain"
+    flag.unlink()
+    assert list(two.map(abs, [-1])) == [1]
+
+
+SLOW = """
+import os, signal, sys, threading, time
+import rechunk_exec.executors as ex
+from pathlib import Path
+
+def slow(number):
+    Path(sys.argv[1], f"{os.getpid()}").touch()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    with ex.ProcessesExecutor(2) as executor:
+        list(executor.map(slow, range(10)))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SLOW)
+    began = tmp_path / "began"
+    began.mkdir()
+    with subprocess.Popen([sys.executable, script, began], env=environment(), stderr=subprocess.PIPE) as driver:
+        wait_until(lambda: len(list(began.iterdir())) == 2, timeout_s=30)
+        pids = [int(path.name) for path in began.iterdir()]
+        driver.send_signal(how)
+        _, errors = driver.communicate(timeout=10)
+    assert driver.returncode == -how
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout_s=5)
+    assert errors.count(b"Traceback") == (how == signal.SIGINT)
+
+
+def _disposition(number: int) -> Any:
+    return signal.getsignal(number)
+
+
+def _fork_and_die(flag: Path) -> None:
+    if os.fork() == 0:
+        for _ in range(600):
+            if not flag.exists():
+                os._exit(0)
+            time.sleep(0.1)
+        flag.unlink()
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)

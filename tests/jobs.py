@@ -1,0 +1,134 @@
+"""Whole jobs to test with: stored arrays whose values depend on position, what lies in a folder, tasks that are told of."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import zarr
+
+import rechunk_exec as rx
+from rechunk_exec.results import TaskResult
+from rechunk_exec.tasks import CopyTask, Stage
+from tests.values import Array, position_values, same_bits
+
+Shape: TypeAlias = tuple[int, ...]
+ZarrArray: TypeAlias = "zarr.Array[Any]"
+
+
+def make_array(
+    store: Any, shape: Shape, chunks: Shape, dtype: Any = "f4", *, values: Array | None = None, **options: Any
+) -> ZarrArray:
+    """A stored array with values that depend on position, or with ``values``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr warns of what its specification does not have
+        array = zarr.create_array(store, shape=shape, chunks=chunks, dtype=dtype, **options)
+        array[...] = position_values(shape, dtype) if values is None else values
+    return array
+
+
+def elements(array: ZarrArray) -> Array:
+    """All elements of a stored array, read by zarr."""
+    return np.asarray(array[...], dtype=array.dtype)
+
+
+def assert_exact(target: ZarrArray, source: ZarrArray) -> None:
+    """Fail unless a target, opened anew by zarr, has the source's shape, dtype and bits."""
+    again = zarr.open_array(target.store_path, mode="r")
+    assert same_bits(elements(again), elements(source))
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that is in a folder, by name: time of the last change, and contents."""
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def stored_objects(folder: Path) -> list[str]:
+    """The names of an array's chunks or shards."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return sorted(names - {"zarr.json", ".zarray", ".zattrs"})
+
+
+def assert_whole_units(stage: Stage) -> None:
+    """Fail if two tasks of a stage touch one write unit, or an element is not in exactly one task."""
+    written = np.zeros(stage.shape, np.int8)
+    owners: dict[Shape, int] = {}
+    for task in stage:
+        written[tuple(map(slice, task.start, task.stop))] += 1
+        spans = [
+            range(a // unit, -(-b // unit)) for a, b, unit in zip(task.start, task.stop, stage.write_unit, strict=True)
+        ]
+        for place in np.ndindex(*map(len, spans)):
+            unit = tuple(span[number] for span, number in zip(spans, place, strict=True))
+            assert owners.setdefault(unit, task.index) == task.index, f"two tasks write unit {unit}"
+    assert (written == 1).all()
+
+
+def assert_kept_promises(job: rx.Rechunked) -> None:
+    """Fail if a job that was executed broke one of the rules that hold for every job."""
+    assert job.report is not None
+    assert job.report.tasks == sum(len(stage) for stage in job.stages) == job.plan.tasks
+    assert job.plan.peak_bytes <= job.plan.max_mem
+    for stage in job.stages:
+        assert_whole_units(stage)
+        results = [result for result in job.report.results if result.stage == stage.number]
+        assert [result.index for result in results] == list(range(len(stage)))
+        assert sum(result.bytes_read for result in results) == stage.plan.elements_read * stage.plan.itemsize
+        assert sum(result.bytes_written for result in results) == stage.plan.nbytes
+        assert {result.predicted_bytes for result in results} <= {stage.plan.task_bytes}
+
+
+def run_tasks(job: rx.Rechunked, skip: Mapping[int, set[int]] | None = None) -> None:
+    """Run a job's tasks in this process, all but those to ``skip``, by stage."""
+    for stage in job.stages:
+        for task in stage:
+            if task.index not in (skip or {}).get(stage.number, set()):
+                rx.run_task(task)
+
+
+class InjectedError(Exception):
+    """A fault on purpose."""
+
+
+@dataclass(frozen=True)
+class ToldCopy:
+    """A task function, for any executor: runs the task and writes when to ``folder``; the first tries may fail."""
+
+    folder: Path
+    fails: Mapping[tuple[int, int], int] | None = None
+    """By stage and index: how many of the first tries fail."""
+    seconds: float = 0.0
+    """To wait before the copy."""
+
+    def __call__(self, task: CopyTask) -> TaskResult:
+        began = time.monotonic()
+        key = task.stage, task.index
+        with (self.folder / f"{task.stage}-{task.index}.tries").open("ab") as tries:
+            tries.write(b"x")
+            tries.flush()
+            tried = tries.tell()
+        if tried <= (self.fails or {}).get(key, 0):
+            raise InjectedError(f"injected into task {task.index} of stage {task.stage}")
+        time.sleep(self.seconds)
+        there = Path(str(task.target.store), task.target.path)
+        ready = (there / "zarr.json").exists() or (there / ".zarray").exists()
+        result = rx.run_task(task)
+        told = {"stage": task.stage, "index": task.index, "began": began, "ended": time.monotonic(), "ready": ready}
+        (self.folder / f"{task.stage}-{task.index}-{os.getpid()}-{time.monotonic_ns()}.json").write_text(
+            json.dumps(told)
+        )
+        return result
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the tasks that succeeded have written."""
+        return [json.loads(path.read_text()) for path in self.folder.glob("*.json")]

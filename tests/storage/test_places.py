@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import zarr
+from zarr.storage import MemoryStore
+
+from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
+from rechunk_exec.storage import (
+    ArrayRef,
+    array_ref,
+    beside,
+    child,
+    create,
+    design_intermediate,
+    mark_temp,
+    open_array,
+    refuse_existing,
+    refuse_overlap,
+    refuse_unwritable,
+    remove_array,
+    remove_temp,
+    temp_place,
+)
+from tests.storage.arrays import make, read_by_zarr, write_by_us
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "store,path,wanted",
+    [
+        ("/d/frame.zarr", "", ("/d/frame-rechunked.zarr", "")),
+        ("/d/frame.zarr/", "", ("/d/frame-rechunked.zarr", "")),
+        ("/d/frame", "", ("/d/frame-rechunked", "")),
+        ("/d/a.b/frame", "", ("/d/a.b/frame-rechunked", "")),
+        ("/d/frame.v1.zarr", "", ("/d/frame.v1-rechunked.zarr", "")),
+        ("/d/frame.zarr", "layers/disp", ("/d/frame.zarr", "layers/disp-rechunked")),
+        ("s3://bucket/frame.zarr", "", ("s3://bucket/frame-rechunked.zarr", "")),
+    ],
+)
+def test_beside(store: str, path: str, wanted: tuple[str, str]) -> None:
+    found = beside(ArrayRef(store=store, path=path), "-rechunked")
+    assert found is not None
+    assert (found.store, found.path) == wanted
+
+
+def test_the_root_of_a_live_store_has_no_beside() -> None:
+    store = MemoryStore()
+    assert beside(ArrayRef(store=store), "-x") is None
+    assert temp_place(ArrayRef(store=store), None) is None
+    inside = beside(ArrayRef(store=store, path="a"), "-x")
+    assert inside is not None
+    assert (inside.store, inside.path) == (store, "a-x")
+
+
+def test_options_stay_with_a_neighbour() -> None:
+    ref = ArrayRef(store="s3://b/a.zarr", storage_options={"anon": True})
+    for place in (beside(ref, "-x"), temp_place(ref, None), child(ref, "y")):
+        assert place is not None
+        assert place.storage_options == {"anon": True}
+
+
+def test_the_folder_of_intermediates_follows_from_the_target() -> None:
+    one, two = ArrayRef(store="/d/a.zarr"), ArrayRef(store="/d/b.zarr")
+    scratch = ArrayRef(store="/scratch")
+    assert temp_place(one, scratch) == temp_place(ArrayRef(store="/d/a.zarr"), scratch) != temp_place(two, scratch)
+    place = temp_place(one, scratch)
+    assert place is not None
+    assert str(place.store).startswith("/scratch/rechunk_exec-")
+    next_to = temp_place(one, None)
+    assert next_to is not None
+    assert str(next_to.store).startswith("/d/a.zarr.rechunk_exec-")
+
+
+def test_two_targets_in_memory_do_not_share_a_folder_of_intermediates() -> None:
+    # Both were "<MemoryStore>" by name, so that one job removed what the other needed.
+    scratch = ArrayRef(store="/scratch")
+    stores = MemoryStore({}), MemoryStore({})
+    assert temp_place(ArrayRef(store=stores[0]), scratch) != temp_place(ArrayRef(store=stores[1]), scratch)
+
+
+@pytest.mark.parametrize(
+    "source,target,related",
+    [
+        (("/d/a", ""), ("/d/a", ""), True),
+        (("/d/a", ""), ("/d/a/", ""), True),
+        (("/d/a", ""), ("/d", "a"), True),
+        (("/d/a", ""), ("/d/a/b", ""), True),
+        (("/d/a/b", ""), ("/d/a", ""), True),
+        (("/d/a", ""), ("/d/ab", ""), False),
+        (("/d/a", "x"), ("/d/a", "y"), False),
+        (("/d/a", "x"), ("/d/a", "xy"), False),
+        (("/d/a", "x"), ("/d/a", "x/y"), True),
+        (("/d/a", ""), ("/d/b/../a", ""), True),
+        (("s3://b/a", ""), ("s3://b/a", ""), True),
+        (("s3://b/a", ""), ("s3://b/a/c", ""), True),
+        (("s3://b", "a/c"), ("s3://b/a", ""), True),
+        (("s3://b/a", ""), ("s3://b/ab", ""), False),
+        (("s3://b/a", ""), ("/b/a", ""), False),
+    ],
+)
+def test_overlap(source: tuple[str, str], target: tuple[str, str], related: bool) -> None:
+    refs = [ArrayRef(store=store, path=path) for store, path in (source, target)]
+    for one, other in (refs, refs[::-1]):
+        if related:
+            with pytest.raises(PlanError, match="same or inside"):
+                refuse_overlap(one, other)
+        else:
+            refuse_overlap(one, other)
+
+
+def test_overlap_is_seen_through_links(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    for name in ("link", "link/inside"):
+        with pytest.raises(PlanError, match="same or inside"):
+            refuse_overlap(array_ref(tmp_path / "real"), array_ref(tmp_path / name))
+    refuse_overlap(array_ref(tmp_path / "real"), array_ref(tmp_path / "link-2"))
+
+
+def test_overlap_in_one_live_store() -> None:
+    content: dict[str, Any] = {}
+    store = MemoryStore(content)
+    for other in (store, MemoryStore(content)):
+        with pytest.raises(PlanError):
+            refuse_overlap(ArrayRef(store=store, path="a"), ArrayRef(store=other, path="a/b"))
+        refuse_overlap(ArrayRef(store=store, path="a"), ArrayRef(store=other, path="b"))
+    refuse_overlap(ArrayRef(store=store, path="a"), ArrayRef(store=MemoryStore({"x": 1}), path="a"))  # type: ignore[dict-item]
+
+
+def an_array(place: Path) -> None:
+    make(place, (4,), (2,), "i4", values=np.arange(4, dtype="i4"))
+
+
+def an_array_of_format_2(place: Path) -> None:
+    make(place, (4,), (2,), "i4", zarr_format=2)
+
+
+def a_group(place: Path) -> None:
+    zarr.create_group(place)
+
+
+def a_group_of_format_2(place: Path) -> None:
+    zarr.create_group(place, zarr_format=2)
+
+
+def a_foreign_folder(place: Path) -> None:
+    place.mkdir()
+    (place / "photo.jpg").write_bytes(b"x")
+
+
+def a_file(place: Path) -> None:
+    place.write_bytes(b"x")
+
+
+def a_broken_link(place: Path) -> None:
+    place.symlink_to("nowhere")
+
+
+def a_damaged_array(place: Path) -> None:
+    an_array(place)
+    (place / "zarr.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "occupy,what",
+    [
+        (an_array, "an array"),
+        (an_array_of_format_2, "an array"),
+        (a_group, "a group"),
+        (a_group_of_format_2, "a group"),
+        (a_foreign_folder, "no zarr array"),
+        (a_file, "a file"),
+        (a_broken_link, "a broken symbolic link"),
+        (a_damaged_array, "a damaged array"),
+    ],
+)
+def test_what_is_in_the_way_is_refused_and_not_touched(occupy: Any, what: str, tmp_path: Path) -> None:
+    occupy(tmp_path / "target")
+    before = tree(tmp_path)
+    source, target = array_ref(tmp_path / "source"), array_ref(tmp_path / "target")
+    with pytest.raises(TargetExistsError, match=f"{what}.*target.*source") as caught:
+        refuse_existing(source, target, "fail")
+    assert isinstance(caught.value, FileExistsError)
+    if what == "an array":
+        refuse_existing(source, target, "overwrite")
+    else:
+        with pytest.raises(TargetExistsError, match="arrays only"):
+            refuse_existing(source, target, "overwrite")
+    assert tree(tmp_path) == before
+
+
+def test_nothing_and_an_empty_folder_are_free(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for target in (
+        array_ref(tmp_path / "none"),
+        array_ref(tmp_path / "empty"),
+        ArrayRef(store=MemoryStore(), path="a"),
+    ):
+        refuse_existing(array_ref(tmp_path / "source"), target, "fail")
+
+
+def test_what_is_in_a_live_store_is_refused() -> None:
+    store = MemoryStore()
+    zarr.create_group(store, path="g")
+    make(store, (4,), (2,), "i4", path="g/a")
+    source = ArrayRef(store="/source")
+    for path, what in (("g/a", "an array"), ("g", "a group")):
+        with pytest.raises(TargetExistsError, match=what):
+            refuse_existing(source, ArrayRef(store=store, path=path), "fail")
+    refuse_existing(source, ArrayRef(store=store, path="g/b"), "fail")
+
+
+class DiskUsage(NamedTuple):
+    free: int
+
+
+def test_places_that_can_be_written(tmp_path: Path) -> None:
+    refuse_unwritable(array_ref(tmp_path / "a/b/c"), 0, "target")
+    refuse_unwritable(ArrayRef(store=MemoryStore()), 10**18, "target")
+    refuse_unwritable(ArrayRef(store="s3://b/a"), 10**18, "target")
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match=r"temp store must be in a folder; .*file is a file"):
+        refuse_unwritable(array_ref(tmp_path / "file" / "a"), 0, "temp store")
+    with pytest.raises(StorageError, match="read-only store"):
+        refuse_unwritable(ArrayRef(store=MemoryStore(read_only=True)), 0, "target")
+    with pytest.raises(StorageError, match="zip files are read only"):
+        refuse_unwritable(array_ref(tmp_path / "a.zip"), 0, "target")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(99))
+    refuse_unwritable(array_ref(tmp_path / "a"), 99, "target")
+    with pytest.raises(StorageError, match=r"needs 100 bytes; .* has 99 left"):
+        refuse_unwritable(array_ref(tmp_path / "a"), 100, "target")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StorageError, match="must be writable"):
+        refuse_unwritable(array_ref(tmp_path / "a"), 0, "target")
+
+
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        (tmp_path / "probe").mkdir()
+    except PermissionError:
+        with pytest.raises(StorageError, match="must be writable"):
+            refuse_unwritable(array_ref(tmp_path / "a/b"), 0, "target")
+    else:
+        pytest.skip("this user may write everywhere")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_intermediates_come_and_go_and_foreign_files_stay(tmp_path: Path) -> None:
+    place, target = array_ref(tmp_path / "temp"), array_ref(tmp_path / "target")
+    mark_temp(place, target)
+    make(tmp_path / "temp/temp-1", (4,), (2,), "i4", values=np.arange(4, dtype="i4"))
+    mark_temp(place, target)  # a job begun again finds its own
+    (tmp_path / "temp/mine.txt").write_text("x")
+    remove_temp(place, ["temp-1", "temp-2"])
+    assert tree(tmp_path) == ["temp", "temp/mine.txt"]
+    (tmp_path / "temp/mine.txt").unlink()
+    mark_temp(place, target)
+    remove_temp(place, [])
+    assert tree(tmp_path) == []
+
+
+def test_intermediates_in_a_live_store() -> None:
+    store = MemoryStore()
+    make(store, (4,), (2,), "i4", path="mine")
+    before = dict(store._store_dict)
+    place = ArrayRef(store=store, path="temp")
+    mark_temp(place, ArrayRef(store=store, path="target"))
+    made = design_intermediate(open_array(ArrayRef(store=store, path="mine"), read_only=True), (2,))
+    create(made, ArrayRef(store=store, path="temp/temp-1"))
+    write_by_us(ArrayRef(store=store, path="temp/temp-1"), np.arange(4, dtype="i4"))
+    remove_temp(place, ["temp-1"])
+    assert store._store_dict == before
+
+
+@pytest.mark.parametrize("occupy", [an_array, a_group, a_foreign_folder])
+def test_intermediates_take_no_place_that_is_not_ours(occupy: Any, tmp_path: Path) -> None:
+    occupy(tmp_path / "temp")
+    before = tree(tmp_path)
+    with pytest.raises(TargetExistsError, match="free or ours"):
+        mark_temp(array_ref(tmp_path / "temp"), array_ref(tmp_path / "target"))
+    assert tree(tmp_path) == before
+
+
+def test_a_file_in_the_place_of_intermediates_is_an_error(tmp_path: Path) -> None:
+    a_file(tmp_path / "temp")
+    with pytest.raises((StorageError, TargetExistsError)):
+        mark_temp(array_ref(tmp_path / "temp"), array_ref(tmp_path / "target"))
+    assert (tmp_path / "temp").read_bytes() == b"x"
+
+
+def test_an_array_is_removed_whole(tmp_path: Path) -> None:
+    an_array(tmp_path / "a")
+    an_array(tmp_path / "b")
+    remove_array(array_ref(tmp_path / "a"))
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    remove_array(array_ref(tmp_path / "a"))
+    store = MemoryStore()
+    make(store, (4,), (2,), "i4", path="a", values=np.arange(4, dtype="i4"))
+    make(store, (4,), (2,), "i4", path="ab", values=np.arange(4, dtype="i4"))
+    remove_array(ArrayRef(store=store, path="a"))
+    assert {name.split("/")[0] for name in store._store_dict} == {"ab", "zarr.json"}
+
+
+def test_an_array_behind_a_link_is_removed_and_the_link_stays(tmp_path: Path) -> None:
+    # The link itself was moved aside, and then could not be removed as a folder.
+    (tmp_path / "disk").mkdir()
+    an_array(tmp_path / "disk/a")
+    (tmp_path / "link").symlink_to("disk/a")
+    remove_array(array_ref(tmp_path / "link"))
+    assert tree(tmp_path) == ["disk", "disk/a", "link"]
+    ref = make(tmp_path / "link", (4,), (1,), "i4", values=np.arange(4, dtype="i4"))
+    assert open_array(array_ref(tmp_path / "disk/a"), read_only=True).chunk == (1,)
+    assert read_by_zarr(ref).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "ref,name,wanted",
+    [
+        (ArrayRef(store="/d/a"), "b", ("/d/a/b", "")),
+        (ArrayRef(store="/d/a/"), "b/c", ("/d/a/b/c", "")),
+        (ArrayRef(store="/d/a", path="x"), "b", ("/d/a", "x/b")),
+        (ArrayRef(store="s3://b"), "c", ("s3://b/c", "")),
+    ],
+    ids=str,
+)
+def test_child(ref: ArrayRef, name: str, wanted: tuple[str, str]) -> None:
+    assert (child(ref, name).store, child(ref, name).path) == wanted

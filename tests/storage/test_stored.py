@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec
+from zarr.storage import MemoryStore
+
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage import array_ref, open_array, read_scratch, write_scratch
+from rechunk_exec.storage.chunkcodec import direct_codec
+from tests.storage.arrays import make
+from tests.storage.codecs import NOT_IN_THE_SPECIFICATION, V3_COMPRESSORS
+
+pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
+
+
+def test_what_an_array_is() -> None:
+    ref = make(MemoryStore(), (5, 7), (2, 3), ">f4", shards=(4, 6), serializer=BytesCodec(endian="big"), fill_value=1.5)
+    stored = open_array(ref, read_only=True)
+    assert (stored.shape, stored.chunk, stored.shard, stored.write_unit) == ((5, 7), (2, 3), (4, 6), (4, 6))
+    assert stored.dtype == np.dtype(">f4")
+    assert stored.absent == 1.5
+    assert stored.fill == np.array(1.5, ">f4").tobytes()
+    assert stored.chunk_bytes == 24
+    assert stored.reason == ""
+    assert stored.fixed_size
+    plain = open_array(make(MemoryStore(), (5, 7), (20, 3), "f4"), read_only=True)
+    assert plain.write_unit == plain.chunk == (20, 3), "as it is stored, not clipped"
+
+
+@pytest.mark.parametrize(
+    "options,reason",
+    [
+        ({"zarr_format": 2, "filters": [numcodecs.Delta("i4")]}, "filters"),
+        ({"zarr_format": 2, "compressors": numcodecs.CRC32()}, "compressor 'crc32'"),
+        ({"dtype": np.dtypes.StringDType()}, "no fixed size"),
+        ({"serializer": ShardingCodec(chunk_shape=(1, 3)), "shards": (4, 6), "compressors": None}, "sharding_indexed"),
+        (
+            {"serializer": ShardingCodec(chunk_shape=(1, 3)), "compressors": [GzipCodec()]},
+            "sharding_indexed",
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+def test_why_zarr_has_to_decode(options: dict[str, Any], reason: str) -> None:
+    stored = open_array(make(MemoryStore(), (5, 7), (2, 3), **{"dtype": "i4", **options}), read_only=True)
+    assert reason in stored.reason
+    assert reason in str(direct_codec(stored.metadata))
+    assert stored.codec is None
+    assert stored.index is None
+
+
+def test_a_grid_that_is_not_regular_is_refused(tmp_path: Path) -> None:
+    try:
+        with zarr.config.set({"array.rectilinear_chunks": True}):
+            chunks: Any = [[1, 2, 3]]
+            zarr.create_array(tmp_path, shape=(6,), chunks=chunks, dtype="i4")
+            with pytest.raises(StorageError, match="regular chunk grid"):
+                open_array(array_ref(tmp_path), read_only=True)
+    except (TypeError, ValueError):
+        pytest.skip("this zarr has regular grids only")
+
+
+def scratch_of(store: Any, **options: Any) -> Any:
+    ref = make(store, (5, 7), (2, 3), "f4", **options)
+    stored = open_array(ref, read_only=True)
+    return read_scratch(stored), write_scratch(stored, ref)
+
+
+def test_the_memory_of_a_unit(tmp_path: Path) -> None:
+    # In units of a chunk's raw bytes: what comes from the store, and what is decoded beside the region.
+    read, write = scratch_of(tmp_path / "raw", compressors=None)
+    assert (read.stored, read.decoded, read.in_place) == (0, 1, True)
+    assert (write.gathered, write.stored, write.assembled) == (1, 0, 0)
+    read, write = scratch_of(MemoryStore(), compressors=None)
+    assert read.stored == 1
+    assert write.assembled == 2
+    read, write = scratch_of(tmp_path / "zstd", compressors=V3_COMPRESSORS["zstd"])
+    assert (read.stored, read.in_place) == (1, True)
+    assert (write.stored, write.assembled) == (2, 0)
+    assert scratch_of(tmp_path / "gzip", compressors=V3_COMPRESSORS["gzip"])[0].stored == 2
+    assert scratch_of(tmp_path / "chain", compressors=V3_COMPRESSORS["zstd-crc32c"])[0].stored == 3
+    assert not scratch_of(tmp_path / "F", zarr_format=2, order="F")[0].in_place
+    read, write = scratch_of(tmp_path / "zarr", compressors=V3_COMPRESSORS["zlib"], shards=(4, 6))
+    assert read.in_place
+    read, write = scratch_of(tmp_path / "Delta", zarr_format=2, filters=[numcodecs.Delta("f4")])
+    assert not read.in_place
+    assert not write.in_place

@@ -1,0 +1,303 @@
+"""A job as users hold it: what it shows, what it does once, and what it leaves behind when it fails."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+import rechunk_exec as rx
+from rechunk_exec import storage
+from rechunk_exec.executors import SerialExecutor, ThreadsExecutor
+from rechunk_exec.results import Event, TaskResult
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from tests.jobs import ToldCopy, ZarrArray, assert_exact, make_array, run_tasks, snapshot
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ZarrArray:
+    return make_array(tmp_path / "source", (40, 40, 20), (1, 40, 20), dimension_names=("time", "y", "x"))
+
+
+def one_stage(source: ZarrArray, target: Any, **options: Any) -> rx.Rechunked:
+    """A job of several tasks in one stage: the target's chunks lie on the edges of the source's."""
+    options = {"executor": "serial", "progress": False, **options}
+    job = rx.rechunk(source, (1, 8, 4), 16_000, target, **options)
+    assert len(job.stages) == 1
+    assert len(job.stages[0]) > 1
+    return job
+
+
+def two_stages(source: ZarrArray, target: Any, **options: Any) -> rx.Rechunked:
+    options = {"executor": "serial", "progress": False, **options}
+    job = rx.rechunk(source, (40, 4, 4), 16_000, target, **options)
+    assert len(job.stages) == 2
+    return job
+
+
+# What it shows.
+
+
+def test_planning_and_looking_write_nothing(tmp_path: Path, source: ZarrArray) -> None:
+    before = snapshot(tmp_path)
+    job = two_stages(source, tmp_path / "target", temp_store=tmp_path / "temp")
+    shown = repr(job)
+    for text in (str(tmp_path / "source"), str(tmp_path / "target"), str(tmp_path / "temp"), "128000 bytes"):
+        assert text in shown
+    assert job.plan.explain() in shown
+    assert len(list(job.tasks())) == job.plan.tasks
+    assert job.report is None
+    assert snapshot(tmp_path) == before
+
+
+def test_one_stage_names_no_temp_store(tmp_path: Path, source: ZarrArray) -> None:
+    shown = repr(one_stage(source, tmp_path / "target", temp_store=tmp_path / "temp"))
+    assert str(tmp_path / "temp") not in shown
+    assert "no temporary store is used" in shown
+
+
+def test_the_stages_are_sequences_of_tasks(tmp_path: Path, source: ZarrArray) -> None:
+    job = two_stages(source, tmp_path / "target")
+    first, last = job.stages
+    assert (first.source, last.target) == (
+        ArrayRef(store=str(tmp_path / "source")),
+        ArrayRef(store=str(tmp_path / "target")),
+    )
+    assert first.target == last.source
+    tasks = list(job.tasks())
+    assert tasks == [*first, *last] == [*first, *last]
+    assert [(task.stage, task.index) for task in tasks] == [(s.number, i) for s in job.stages for i in range(len(s))]
+    assert [(task.start, task.stop) for task in last] == [last.plan.box(index) for index in range(len(last))]
+    for task in tasks:
+        assert CopyTask.from_json(task.to_json()) == task
+    assert pickle.loads(pickle.dumps(job.stages)) == job.stages
+
+
+def test_a_job_of_millions_of_tasks_is_made_at_once(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "source", shape=(4, 60_000, 60_000), chunks=(1, 4, 4), dtype="f4")
+    job = rx.rechunk(array, (4, 4, 4), 1000, tmp_path / "target", executor="serial")
+    assert job.plan.tasks > 100_000_000
+    assert len(pickle.dumps(job.stages)) < 4000
+    assert job.stages[0][-1].stop == (4, 60_000, 60_000)
+    assert next(iter(job.tasks())).start == (0, 0, 0)
+
+
+def test_what_could_not_be_carried_over_is_told_before_and_after(tmp_path: Path) -> None:
+    array = make_array(tmp_path / "source", (8, 8), (1, 8), "i4", zarr_format=2, fill_value=None)
+    job = rx.rechunk(array, (8, 2), "1MB", tmp_path / "target", zarr_format=3, progress=False)
+    assert "note: zarr format 3 has no null fill value" in repr(job)
+    job.execute()
+    assert job.report is not None
+    assert any("no null fill value" in warning for warning in job.report.warnings)
+
+
+# What it does.
+
+
+@pytest.mark.parametrize("make", [one_stage, two_stages])
+def test_the_report_counts_what_was_run(tmp_path: Path, source: ZarrArray, make: Any) -> None:
+    job = make(source, tmp_path / "target")
+    target = job.execute()
+    assert_exact(target, source)
+    report = job.report
+    assert report.tasks == len(report.results) == job.plan.tasks
+    assert (report.retries, report.warnings) == (0, ())
+    assert 0 < report.seconds < 60
+    assert report.bytes_written == 128_000 * len(job.stages)
+    assert report.bytes_read + report.bytes_written == pytest.approx(128_000 * job.plan.traffic)
+    for result, task in zip(report.results, job.tasks(), strict=True):
+        assert isinstance(result, TaskResult)
+        assert (result.stage, result.index, result.attempts) == (task.stage, task.index, 1)
+        assert result.predicted_bytes == task.predicted_bytes <= job.plan.max_mem
+        assert (result.reader, result.writer) == ("direct", "direct")
+        assert result.seconds > 0
+    first_stage = [result for result in report.results if result.stage == 0]
+    assert sum(result.stored_bytes_read for result in first_stage) > 0
+    assert sum(result.stored_bytes_written for result in report.results) > 0
+    assert f"{report.tasks} tasks in " in str(report)
+
+
+def test_a_job_is_executed_once(tmp_path: Path, source: ZarrArray) -> None:
+    job = one_stage(source, tmp_path / "target")
+    job.execute()
+    before = snapshot(tmp_path)
+    with pytest.raises(rx.RechunkError, match="executed once.*plan it again"):
+        job.execute()
+    assert snapshot(tmp_path) == before
+
+
+def test_a_job_that_failed_is_planned_again_too(tmp_path: Path, source: ZarrArray) -> None:
+    job = one_stage(source, tmp_path / "target", executor="threads")
+    (tmp_path / "target").write_text("in the way")
+    with pytest.raises(rx.TargetExistsError):
+        job.execute()
+    (tmp_path / "target").unlink()
+    with pytest.raises(rx.RechunkError, match="plan it again"):
+        job.execute()
+    assert_exact(one_stage(source, tmp_path / "target").execute(), source)
+
+
+def test_events_come_in_the_callers_thread_in_order(tmp_path: Path, source: ZarrArray) -> None:
+    for executor in (SerialExecutor(), ThreadsExecutor(4)):
+        job = two_stages(source, tmp_path / executor.name, executor=executor)
+        events: list[Event] = []
+        job.execute(on_event=events.append)
+        assert events[0] == Event(kind="start", total=job.plan.tasks)
+        assert job.report is not None
+        assert {(event.stage, event.index) for event in events[1:]} == {(t.stage, t.index) for t in job.tasks()}
+        assert sorted((e.result for e in events[1:] if e.result), key=lambda r: (r.stage, r.index)) == list(
+            job.report.results
+        )
+        executor.close()
+
+
+def test_a_listener_that_fails_stops_the_job(tmp_path: Path, source: ZarrArray) -> None:
+    def listener(event: Event) -> None:
+        if event.kind == "task":
+            raise LookupError("no more of that")
+
+    job = two_stages(source, tmp_path / "target", executor="threads")
+    with pytest.raises(LookupError, match="no more of that") as error:
+        job.execute(on_event=listener)
+    assert any("is unfinished" in note and "temp-1" in note for note in error.value.__notes__)
+
+
+def test_stages_can_be_run_again_by_hand(tmp_path: Path, source: ZarrArray) -> None:
+    job = one_stage(source, tmp_path / "target")
+    target = job.execute()
+    target[...] = 0
+    report = rx.staged_copy(job.stages)
+    assert report.tasks == job.plan.tasks
+    assert_exact(target, source)
+
+
+def test_a_task_can_be_run_by_another_program(tmp_path: Path, source: ZarrArray) -> None:
+    def staged_copy(stages: Sequence[Stage]) -> None:
+        lines = "\n".join(task.to_json() for stage in stages for task in stage)
+        program = "import sys, rechunk_exec as rx\nfor line in sys.stdin: rx.run_task(rx.CopyTask.from_json(line))"
+        subprocess.run([sys.executable, "-c", program], input=lines, text=True, check=True, cwd=ROOT)
+
+    job = two_stages(source, tmp_path / "target", executor=staged_copy)
+    assert_exact(job.execute(), source)
+    assert job.report is not None
+    assert job.report.tasks == job.plan.tasks
+
+
+# What it leaves behind.
+
+
+def test_a_task_that_fails_for_good_names_itself_and_keeps_the_intermediates(
+    tmp_path: Path, source: ZarrArray
+) -> None:
+    (tmp_path / "told").mkdir()
+    with SerialExecutor() as executor:
+        executor.task_function = ToldCopy(tmp_path / "told", fails={(1, 2): 3})
+        job = two_stages(source, tmp_path / "target", temp_store=tmp_path / "temp", executor=executor)
+        with pytest.raises(rx.TaskError, match="injected into task 2 of stage 1") as error:
+            job.execute()
+    assert (error.value.stage, error.value.index) == (1, 2)
+    message = str(error.value)
+    for text in ("3 times", f"the target {tmp_path / 'target'} is unfinished", "kept: the intermediates temp-1"):
+        assert text in message
+    (place,) = (tmp_path / "temp").iterdir()
+    assert str(place) in message
+    assert_exact(zarr.open_array(place / "temp-1", mode="r"), source)
+    assert job.report is None
+    assert str(pickle.loads(pickle.dumps(error.value))) == message
+
+
+def test_an_interrupt_passes_and_tells_what_is_left(tmp_path: Path, source: ZarrArray) -> None:
+    def interrupted(stages: Sequence[Stage]) -> None:
+        rx.run_task(stages[0][0])
+        raise KeyboardInterrupt
+
+    job = two_stages(source, tmp_path / "target", executor=interrupted)
+    with pytest.raises(KeyboardInterrupt) as error:
+        job.execute()
+    (note,) = error.value.__notes__
+    assert str(tmp_path / "target") in note
+    assert "temp-1" in note
+
+
+def test_a_function_that_forgets_tasks_is_told_which(tmp_path: Path, source: ZarrArray) -> None:
+    job: rx.Rechunked
+
+    def forgets(stages: Sequence[Stage]) -> None:
+        for task in list(stages[0])[1:]:
+            rx.run_task(task)
+
+    job = one_stage(source, tmp_path / "target", executor=forgets)
+    with pytest.raises(rx.RechunkError, match=rf"1 of {job.plan.tasks} tasks missing: of stage 0: 0") as error:
+        job.execute()
+    assert "is unfinished" in str(error.value)
+
+
+def test_a_function_that_fails_is_the_cause(tmp_path: Path, source: ZarrArray) -> None:
+    def fails(stages: object) -> None:
+        raise LookupError("no cluster")
+
+    job = one_stage(source, tmp_path / "target", executor=fails)
+    with pytest.raises(rx.RechunkError, match=r"'fails' failed with LookupError: no cluster") as error:
+        job.execute()
+    assert isinstance(error.value.__cause__, LookupError)
+
+
+def test_an_executor_that_reports_nothing(tmp_path: Path, source: ZarrArray) -> None:
+    class Silent:
+        name = "silent"
+        tasks_per_worker = 1
+
+        def staged_copy(self, stages: Sequence[Stage], *, on_event: object = None) -> None:
+            rx.staged_copy(stages)
+
+    job = one_stage(source, tmp_path / "target", executor=Silent())
+    with pytest.raises(rx.RechunkError, match="must return a CopyReport; got None from 'silent'"):
+        job.execute()
+
+
+def test_preparing_that_fails_leaves_no_intermediates(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = two_stages(source, tmp_path / "target", temp_store=tmp_path / "temp")
+    create = storage.create
+
+    def fails(design: storage.Design, ref: ArrayRef) -> None:
+        if ref.store == str(tmp_path / "target"):
+            raise rx.StorageError("no space")
+        create(design, ref)
+
+    monkeypatch.setattr(storage, "create", fails)
+    with pytest.raises(rx.StorageError, match="no space"):
+        job.execute()
+    assert list((tmp_path / "temp").iterdir()) == []
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_failed_verification_keeps_what_there_is_to_look_at(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoils(stages: Sequence[Stage]) -> None:
+        run_tasks(job)
+        zarr.open_array(tmp_path / "target", mode="r+")[39, 39, 19] = 0
+
+    job = two_stages(source, tmp_path / "target", executor=spoils, verify=True)
+    job = two_stages(source, tmp_path / "target", executor=spoils, verify=True)
+    with pytest.raises(rx.RechunkError, match=r"1 of 50 boxes differ.*kept: the intermediates temp-1"):
+        job.execute()
+    assert job.report is None
+
+
+def test_the_plan_is_json(tmp_path: Path, source: ZarrArray) -> None:
+    job = two_stages(source, tmp_path / "target")
+    document = json.loads(job.plan.to_json())
+    assert len(document["stages"]) == 2
+    assert rx.Plan.from_json(job.plan.to_json()) == job.plan
