@@ -12,6 +12,7 @@ it are the same to the last bit.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,12 +56,15 @@ def rewrite(maps: Path, series: Path, max_mem: str = "64MB") -> Mapping[str, rx.
             progress=False,
         )
         jobs[name].execute()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr warns that its format 3 does not say what consolidated metadata are
+        zarr.consolidate_metadata(series)
     return jobs
 
 
 def velocity(store: Path) -> xr.Dataset:
     """Fit a velocity and its sigma to each pixel of a store."""
-    fit: xr.Dataset = disp_xr.fit_velocity(disp_xr.open_zarr(store, consolidated=False), "ols")
+    fit: xr.Dataset = disp_xr.fit_velocity(disp_xr.open_zarr(store), "ols")
     return fit.compute()
 
 

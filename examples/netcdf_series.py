@@ -25,12 +25,10 @@ FILE = Path(iris_sample_data.path, "ostia_monthly.nc")
 def to_zarr(file: Path, store: Path) -> None:
     """Write a NetCDF file to zarr, one step of time a chunk."""
     with xr.open_dataset(file) as dataset:
-        monthly = {
-            name: {"chunks": (1, *variable.shape[1:])}
-            for name, variable in dataset.data_vars.items()
-            if variable.dims[:1] == ("time",)
-        }
-        dataset.to_zarr(store, encoding=monthly, consolidated=False)
+        for variable in dataset.variables.values():
+            if variable.dims[:1] == ("time",):
+                variable.encoding["chunks"] = (1, *variable.shape[1:])
+        dataset.to_zarr(store, consolidated=False)
 
 
 def along_time(store: Path, series: Path, max_mem: str = "16MB") -> None:

@@ -169,6 +169,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         shape=stored.shape,
         itemsize=itemsize,
         source=SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored)),
+        finer=_finer(stored),
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     try:
@@ -189,6 +190,13 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
             progress=progress,
         ),
     )
+
+
+def _finer(stored: storage.StoredArray) -> SourceLayout | None:
+    unit = storage.finer_read_unit(stored)
+    if unit is None:
+        return None
+    return SourceLayout(chunk=stored.chunk, read_unit=unit, scratch=storage.read_scratch(stored, unit))
 
 
 def verify(source: object, target: object, *, storage_options: Options | None = None) -> VerifyReport:

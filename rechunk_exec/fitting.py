@@ -28,6 +28,8 @@ class Layouts:
     itemsize: int
     source: SourceLayout
     target: TargetLayout
+    finer: SourceLayout | None = None
+    """The source read in units finer than its chunks, where its codec allows that."""
 
 
 def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.CostModel, workers: WorkerShape) -> Plan:
@@ -43,11 +45,14 @@ def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.Cost
         model = model.scaled(workers.workers * workers.cores_per_worker)
     best: Plan | None = None
     refusals: list[BudgetError] = []
-    for tasks_at_once in _tasks_at_once(workers):
+    ways = [
+        (source, tasks) for source in (layouts.source, layouts.finer) if source for tasks in _tasks_at_once(workers)
+    ]
+    for source, tasks_at_once in ways:
         request = PlanRequest(
             shape=layouts.shape,
             itemsize=layouts.itemsize,
-            source=layouts.source,
+            source=source,
             target=layouts.target,
             max_mem=max_mem,
             cost=replace(model, tasks_at_once=workers.workers * tasks_at_once),
@@ -59,7 +64,7 @@ def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.Cost
         except BudgetError as refusal:
             refusals.append(refusal)
             continue
-        # From many at once to one: fewer at once must be worth it.
+        # From whole chunks to finer reads, from many tasks at once to one: what comes later must be worth it.
         if best is None or candidate.predicted_s * _NEAR < best.predicted_s:
             best = candidate
     if best is None:

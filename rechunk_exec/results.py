@@ -37,6 +37,8 @@ class TaskResult:
     """How the source was decoded: ``direct``, ``zarrs`` or ``zarr`` (see :mod:`rechunk_exec.storage`)."""
     writer: str
     """How the target was encoded, in the same words."""
+    unexpected_chunks: int = 0
+    """Chunks that had to be decoded whole where the plan counted on reading a part of them."""
     attempts: int = 1
     """How many times the task was started until it succeeded, as far as the executor knows."""
 
@@ -89,14 +91,16 @@ class CopyReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Memory overruns, each naming its task, and the notes of the preparation."""
+        """The notes of the preparation, memory overruns that name their tasks, and chunks that were not as expected."""
         overruns = tuple(
             f"task {result.index} of stage {result.stage} used {format_bytes(result.peak_bytes)} where "
             f"{format_bytes(result.predicted_bytes)} were predicted"
             for result in self.results
             if result.overrun_bytes
         )
-        return self.notes + overruns
+        unexpected = sum(result.unexpected_chunks for result in self.results)
+        whole = (f"{unexpected} times a chunk had to be decoded whole where the plan counted on a part",)
+        return self.notes + overruns + (whole if unexpected else ())
 
     def __str__(self) -> str:
         lines = [

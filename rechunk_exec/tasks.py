@@ -105,6 +105,8 @@ class CopyTask:
     """How many units are decoded or encoded at once."""
     predicted_bytes: int
     """The most this task holds at once, by :mod:`rechunk_exec.memory`."""
+    read_unit: tuple[int, ...] | None = None
+    """What one read decodes, by the plan, in elements; None: a chunk."""
     job: str = ""
     """The job's name: what a worker keeps of one job never serves another."""
     record: bool = False
@@ -169,6 +171,7 @@ class Stage(Sequence[CopyTask]):
             target=self.target,
             threads=self.plan.threads,
             predicted_bytes=self.plan.task_bytes,
+            read_unit=self.plan.read_unit,
             job=self.job,
             record=self.record,
         )

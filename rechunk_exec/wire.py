@@ -115,7 +115,7 @@ def _plain(value: object, place: str) -> Any:
         return [_plain(item, f"{place}[{number}]") for number, item in enumerate(value)]
     if isinstance(value, Mapping):
         return {str(key): _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_document(value)
     raise SerializationError(
         f"{place} must be something that JSON can name; got a {type(value).__name__}; "

@@ -127,6 +127,7 @@ class Worker:
             bytes_written=moved.written,
             stored_bytes_read=moved.stored_read,
             stored_bytes_written=moved.stored_written,
+            unexpected_chunks=moved.unexpected,
             predicted_bytes=task.predicted_bytes,
             peak_bytes=peak_bytes,
             reader=pair.reader.way,
@@ -164,7 +165,7 @@ class Worker:
 
         def read(unit: Index, scratch: ScratchBuffers) -> None:
             moved = pair.reader.read(unit, region, scratch)
-            tally.add(decoded=moved.decoded, stored_read=moved.stored)
+            tally.add(decoded=moved.decoded, stored_read=moved.stored, unexpected=moved.unexpected)
 
         def write(job: Any, scratch: ScratchBuffers) -> None:
             tally.add(stored_written=pair.writer.write(job, region, scratch))
@@ -217,7 +218,7 @@ class Worker:
 
 
 def _open_pair(task: CopyTask) -> _Pair:
-    pair = _Pair(open_reader(task.source), open_writer(task.target))
+    pair = _Pair(open_reader(task.source, task.read_unit), open_writer(task.target))
     one, other = pair.reader.stored, pair.writer.stored
     if one.shape != other.shape or one.kind != other.kind:
         raise StorageError(
@@ -231,14 +232,15 @@ class _Tally:
     """Bytes moved by the threads of one task."""
 
     def __init__(self) -> None:
-        self.decoded = self.stored_read = self.stored_written = self.written = 0
+        self.decoded = self.stored_read = self.stored_written = self.written = self.unexpected = 0
         self._lock = threading.Lock()
 
-    def add(self, *, decoded: int = 0, stored_read: int = 0, stored_written: int = 0) -> None:
+    def add(self, *, decoded: int = 0, stored_read: int = 0, stored_written: int = 0, unexpected: int = 0) -> None:
         with self._lock:
             self.decoded += decoded
             self.stored_read += stored_read
             self.stored_written += stored_written
+            self.unexpected += unexpected
 
 
 @functools.cache

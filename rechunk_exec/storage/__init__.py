@@ -13,8 +13,11 @@ An array is read and written in one of three ways, and reports name the one take
 
 from __future__ import annotations
 
+from math import prod
+
 from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter
+from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.objects import Objects, objects_of
@@ -55,6 +58,7 @@ __all__ = [
     "design_intermediate",
     "design_target",
     "dimension_names",
+    "finer_read_unit",
     "is_url",
     "local_path",
     "mark_temp",
@@ -75,11 +79,28 @@ __all__ = [
 ]
 
 
-def open_reader(ref: ArrayRef) -> UnitReader:
-    """Open the array that ``ref`` names for reading, in the fastest way that serves it."""
+def open_reader(ref: ArrayRef, read_unit: Index | None = None) -> UnitReader:
+    """Open the array that ``ref`` names for reading, in the fastest way that serves it.
+
+    Parameters
+    ----------
+    ref : ArrayRef
+    read_unit : tuple of int, optional
+        What the plan counts one read to decode, in elements, where that is less than a chunk (see
+        :func:`finer_read_unit`).
+    """
     stored = open_array(ref, read_only=True)
     objects = _objects(stored)
-    return DirectReader(stored, objects) if stored.codec is not None else ZarrReader(stored, objects)
+    if stored.codec is None:
+        return ZarrReader(stored, objects)
+    if read_unit is None or read_unit == tuple(map(min, stored.chunk, stored.shape)):
+        return DirectReader(stored, objects)
+    return BandReader(stored, objects, read_unit)
+
+
+def finer_read_unit(stored: StoredArray) -> Index | None:
+    """Return the smallest box that is worth decoding on its own, in elements; None if that is the chunk."""
+    return band_unit(stored, _objects(stored))
 
 
 def open_writer(ref: ArrayRef) -> UnitWriter:
@@ -89,12 +110,17 @@ def open_writer(ref: ArrayRef) -> UnitWriter:
     return DirectWriter(stored, objects) if stored.codec is not None else ZarrWriter(stored, objects)
 
 
-def read_scratch(stored: StoredArray) -> ReadScratch:
-    """Return what reading a unit of the array holds besides the region."""
+def read_scratch(stored: StoredArray, read_unit: Index | None = None) -> ReadScratch:
+    """Return what reading a unit of the array, or a finer one, holds besides the region."""
     if stored.codec is None:
         return ReadScratch(stored=2, decoded=2, in_place=False)
     # A store that is no local disk hands over bytes of its own, which are copied once.
     copies = 1 if _objects(stored).streams else 2
+    if read_unit is not None:
+        # Some units are fetched and decoded at once: straight, or through scratch where a region cuts them.
+        piece_bytes = min(PIECE_BYTES * (1 if copies == 1 else 8), stored.chunk_bytes)
+        units = max(1.0, piece_bytes / (prod(read_unit) * stored.dtype.itemsize))
+        return ReadScratch(stored=(copies - stored.codec.raw) * units, decoded=units, in_place=False)
     if stored.codec.raw:
         return ReadScratch(stored=copies - 1, decoded=1, in_place=stored.codec.c_order)
     between = max(0, len(stored.codec.codecs) - 1) + (not stored.codec.decodes_into)

@@ -25,6 +25,8 @@ class Moved(NamedTuple):
     """Of the unit's elements inside the array."""
     stored: int
     """From the store; 0 for an absent chunk, and where zarr does not tell."""
+    unexpected: int = 0
+    """Chunks that had to be decoded whole where the plan counted on a part."""
 
 
 class Scratch(Protocol):

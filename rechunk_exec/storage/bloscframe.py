@@ -1,17 +1,18 @@
 """Parts of a Blosc frame: some of its blocks, fetched by range and decoded on their own.
 
 A frame is a header of 16 bytes, a table of where each block begins, and blocks that decode on their own. Some blocks,
-joined under a header and a table that say so, are a frame themselves. So a band of rows of a chunk costs the blocks that
-hold it, not the whole chunk.
+joined under a header and a table that say so, are a frame themselves. So a band of rows of a chunk costs the blocks
+that hold it, not the whole chunk.
 
-Blocks may lie in any order in the frame, as compressors with several threads leave them; the end of one is the beginning
-of the next in the file. A frame whose content did not compress is stored raw (flag 0x2) and has no table.
+Blocks may lie in any order in the frame, as compressors with several threads leave them; the end of one is the
+beginning of the next in the file. A frame whose content did not compress is stored raw (flag 0x2) and has no table.
 
 Format: `Blosc 1 chunk format <https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst>`_.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -172,4 +173,4 @@ class PartReading:
 def _runs(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield runs of blocks that follow each other in the file, as positions from and to."""
     breaks = [0, *(np.flatnonzero(starts[1:] != ends[:-1]) + 1).tolist(), len(starts)]
-    yield from zip(breaks[:-1], breaks[1:], strict=True)
+    yield from itertools.pairwise(breaks)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,16 @@ from rechunk_exec.storage.shards import EMPTY
 from rechunk_exec.storage.stored import StoredArray
 
 _SHARD_INDICES_KEPT = 64
+
+
+class Located(NamedTuple):
+    """Where the bytes of a chunk are."""
+
+    key: str
+    """The object, relative to the array."""
+    start: int
+    length: int | None
+    """None: all of the object, which may be missing."""
 
 
 class DirectReader(UnitReader):
@@ -74,23 +84,27 @@ class DirectReader(UnitReader):
         return destination
 
     def _fetch(self, unit: Index, allocate: Any) -> memoryview | None:
+        place = self.locate(unit)
+        if place is None:
+            return None
+        content = self.objects.read(place.key, allocate, place.start, place.length)
+        if content is None and place.length is not None:
+            raise StorageError(f"the shard {place.key} of {self.stored.array.store_path} has gone while it was read")
+        return content
+
+    def locate(self, unit: Index) -> Located | None:
+        """Return where a chunk's bytes are; None if it is known to be absent."""
         shard, index = self.stored.shard, self.stored.index
         if shard is None or index is None:
-            return self.objects.read(self.stored.metadata.encode_chunk_key(unit), allocate)
+            return Located(self.stored.metadata.encode_chunk_key(unit), 0, None)
         key = self.stored.metadata.encode_chunk_key(
             tuple(number // count for number, count in zip(unit, index.grid_shape, strict=True))
         )
         entries = self._shard_entries(key)
         if entries is None:
             return None
-        place = tuple(number % count for number, count in zip(unit, index.grid_shape, strict=True))
-        offset, length = (int(number) for number in entries[place])
-        if offset == EMPTY and length == EMPTY:
-            return None
-        content = self.objects.read(key, allocate, offset, length)
-        if content is None:
-            raise StorageError(f"the shard {key} of {self.stored.array.store_path} has gone while it was read")
-        return content
+        offset, length = entries[tuple(number % count for number, count in zip(unit, index.grid_shape, strict=True))]
+        return None if offset == EMPTY and length == EMPTY else Located(key, int(offset), int(length))
 
     def _read_shard_entries(self, key: str) -> NDArray[np.uint64] | None:
         index = self.stored.index

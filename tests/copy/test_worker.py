@@ -171,9 +171,9 @@ def test_the_public_function_runs_a_task_in_any_thread(tmp_path: Path) -> None:
 def test_arrays_are_opened_once_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[ArrayRef] = []
 
-    def counting(ref: ArrayRef) -> UnitReader:
+    def counting(ref: ArrayRef, *options: Any) -> UnitReader:
         opened.append(ref)
-        return open_reader(ref)
+        return open_reader(ref, *options)
 
     monkeypatch.setattr("rechunk_exec.copy.worker.open_reader", counting)
     stage = simple_stage(tmp_path)
@@ -386,7 +386,7 @@ def test_arrays_that_are_not_there_are_errors(tmp_path: Path) -> None:
 def test_recorded_results_are_read_back_in_order(tmp_path: Path) -> None:
     first = simple_stage(tmp_path, record=True)
     second_target = make(tmp_path, SHAPE, (9, 1), "f4", path="second")
-    second = replace(stage_of(first.target, second_target, SHAPE, ((4, 4), (9, 1), (9, 3)), record=True), number=1)
+    second = replace(stage_of(first.target, second_target, SHAPE, ((2, 2), (9, 1), (9, 3)), record=True), number=1)
     worker = Worker()
     results = [worker.run(task) for stage in (first, second) for task in [*stage][::-1]]
     worker.run(first[2])

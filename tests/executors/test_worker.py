@@ -105,6 +105,7 @@ def slow(number):
 
 if __name__ == "__main__":
     with ex.ProcessesExecutor(2) as executor:
+        print("begun", flush=True)
         list(executor.map(slow, range(10)))
 """
 
@@ -123,6 +124,30 @@ def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> N
     assert driver.returncode == -how
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout_s=5)
     assert errors.count(b"Traceback") == (how == signal.SIGINT)
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.8])
+def test_the_interrupt_key_while_workers_start_and_work(tmp_path: Path, delay_s: float) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SLOW)
+    began = tmp_path / "began"
+    began.mkdir()
+    with subprocess.Popen(
+        [sys.executable, script, began],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        time.sleep(delay_s)
+        workers = psutil.Process(driver.pid).children(recursive=True)
+        os.killpg(driver.pid, signal.SIGINT)
+        _, errors = driver.communicate(timeout=10)
+    assert driver.returncode == -signal.SIGINT
+    assert errors.count(b"Traceback") == 1, errors
+    wait_until(lambda: not any(worker.is_running() for worker in workers), timeout_s=5)
 
 
 def _disposition(number: int) -> Any:

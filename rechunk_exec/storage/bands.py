@@ -1,0 +1,202 @@
+"""Reading bands of rows of chunks, where a chunk need not be decoded whole.
+
+An uncompressed chunk gives any run of its bytes. A chunk whose only compressor is Blosc gives the blocks of its frame
+(:mod:`.bloscframe`). A band is some rows along one axis: one index on all axes before it, everything on the axes after
+it, so that it is one run of the chunk's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import lru_cache, partial
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.access import Index, Moved, Region, Scratch, bytes_of
+from rechunk_exec.storage.bloscframe import HEADER_BYTES, BloscFrame, PartReading, decode_span, frame_head, open_frame
+from rechunk_exec.storage.chunkcodec import BloscBytes
+from rechunk_exec.storage.direct import DirectReader, Located
+from rechunk_exec.storage.objects import Objects
+from rechunk_exec.storage.stored import StoredArray
+
+PIECE_BYTES = 1 << 20
+"""About how many decoded bytes are fetched and decoded at once: fewer cost more calls, more cost more memory."""
+_RAW_UNIT_BYTES = 1 << 16
+_SAMPLES = 8
+_FRAMES_KEPT = 4096
+
+
+def band_unit(stored: StoredArray, objects: Objects) -> Index | None:
+    """Return the smallest box worth reading on its own, in elements, or None if that is the chunk.
+
+    The size of Blosc's blocks comes from the first bytes of a few chunks; the largest counts.
+    """
+    codec = stored.codec
+    if codec is None or not codec.c_order or not stored.shape or 0 in stored.shape:
+        return None
+    if codec.raw:
+        block_bytes = _RAW_UNIT_BYTES
+    elif len(codec.codecs) == 1 and isinstance(codec.codecs[0], BloscBytes):
+        block_bytes = max(_block_sizes(stored, objects), default=0)
+    else:
+        return None
+    return _rows_of(stored, block_bytes) if block_bytes else None
+
+
+def _rows_of(stored: StoredArray, block_bytes: int) -> Index | None:
+    """Return the band that holds a block: the innermost axis of which a block does not hold all."""
+    row_bytes = stored.dtype.itemsize
+    for axis in reversed(range(len(stored.chunk))):
+        length = stored.chunk[axis]
+        rows = -(-block_bytes // row_bytes)
+        if rows < length:
+            # Bands are counted from the array's start: they must not straddle chunks.
+            if length < stored.shape[axis]:
+                rows = next((count for count in range(rows, length // 2 + 1) if length % count == 0), length)
+            if 2 * rows > min(length, stored.shape[axis]):
+                return None
+            inner = tuple(map(min, stored.chunk[axis + 1 :], stored.shape[axis + 1 :]))
+            return (*(1,) * axis, rows, *inner)
+        row_bytes *= length
+    return None
+
+
+def _block_sizes(stored: StoredArray, objects: Objects) -> Iterator[int]:
+    reader = DirectReader(stored, objects)
+    grid = [-(-n // size) for n, size in zip(stored.shape, stored.chunk, strict=True)]
+    for sample in range(_SAMPLES):
+        unit = tuple(min(count - 1, count * (2 * sample + 1) // (2 * _SAMPLES)) for count in grid)
+        place = reader.locate(unit)
+        if place is None:
+            continue
+        head = objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, HEADER_BYTES)
+        sizes = None if head is None else frame_head(bytes(head), stored.chunk_bytes)
+        if sizes is not None:
+            yield sizes[0]
+
+
+class _Chunk(Enum):
+    """What a chunk turned out to be, where it is no frame that can be cut."""
+
+    ABSENT = "absent"
+    RAW = "raw"
+    UNEXPECTED = "unexpected"
+
+
+class BandReader(DirectReader):
+    """Reads only the bands of chunks that a region needs."""
+
+    def __init__(self, stored: StoredArray, objects: Objects, read_unit: Index) -> None:
+        super().__init__(stored, objects)
+        self.read_unit = read_unit
+        whole = tuple(map(min, stored.chunk, stored.shape))
+        self.axis = max(axis for axis, size in enumerate(read_unit) if size < whole[axis])
+        self.row_bytes = prod(stored.chunk[self.axis + 1 :]) * self.codec.dtype.itemsize
+        # Blocks are fetched and decoded some at a time; local files in small pieces, others in few requests.
+        self.piece_bytes = PIECE_BYTES if objects.streams else 8 * PIECE_BYTES
+        self._frame = lru_cache(maxsize=_FRAMES_KEPT)(self._read_frame)
+
+    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+        """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
+        low, high = self.unit_box(unit)
+        target = region.part(low, high)
+        moved = self._touched(region, low, high)
+        place = self.locate(unit)
+        frame = _Chunk.ABSENT if place is None else self._frame(place)
+        if place is None or frame is _Chunk.ABSENT:
+            target[...] = self.stored.absent
+            return Moved(moved, 0)
+        if frame is _Chunk.UNEXPECTED:
+            return super().read(unit, region, scratch)._replace(decoded=moved, unexpected=1)
+        decode = self._span_decoder(place, frame, scratch)
+        within = region.overlap(low, high)[1]
+        stored_bytes = 0
+        for lead in product(*(range(part.start, part.stop) for part in within[: self.axis])):
+            rows = target[tuple(i - part.start for i, part in zip(lead, within, strict=False))]
+            first = self._row(lead) + within[self.axis].start
+            stored_bytes += self._read_rows(rows, first, within[self.axis + 1 :], decode)
+        return Moved(moved, stored_bytes)
+
+    def _read_rows(
+        self,
+        rows: NDArray[Any],
+        first: int,
+        inner: tuple[slice, ...],
+        decode: Callable[[tuple[int, int], memoryview], int],
+    ) -> int:
+        """Fill ``rows`` from row ``first`` of the chunk on; return the stored bytes that were fetched."""
+        shape = self.stored.chunk[self.axis + 1 :]
+        if rows.shape[1:] == shape and rows.flags.c_contiguous:
+            return decode((first * self.row_bytes, (first + len(rows)) * self.row_bytes), bytes_of(rows))
+        step = max(1, self.piece_bytes // self.row_bytes)
+        fetched = 0
+        for begin in range(0, len(rows), step):
+            count = min(step, len(rows) - begin)
+            whole = np.empty((count, *shape), self.codec.dtype)
+            span = ((first + begin) * self.row_bytes, (first + begin + count) * self.row_bytes)
+            fetched += decode(span, bytes_of(whole))
+            rows[begin : begin + count] = whole[:, *inner]
+        return fetched
+
+    def _span_decoder(
+        self, place: Located, frame: BloscFrame | _Chunk, scratch: Scratch
+    ) -> Callable[[tuple[int, int], memoryview], int]:
+        fetch = partial(self._fetch_range, place)
+        if isinstance(frame, _Chunk):
+
+            def copy(span: tuple[int, int], out: memoryview) -> int:
+                fetch(span[0], out)
+                return len(out)
+
+            return copy
+        reading = PartReading(
+            fetch=fetch,
+            decode=self.codec.codecs[0].decode,
+            stored=scratch.stored,
+            decoded=scratch.decoded,
+            piece_bytes=self.piece_bytes,
+        )
+        return lambda span, out: decode_span(frame, span, out, reading)
+
+    def _fetch_range(self, place: Located, offset: int, buffer: memoryview) -> None:
+        content = self.objects.read(place.key, lambda _: buffer, place.start + offset, len(buffer))
+        if content is None:
+            raise StorageError(f"{place.key} of {self.stored.array.store_path} has gone while it was read")
+        if content.obj is not buffer.obj:
+            buffer[:] = content
+
+    def _read_frame(self, place: Located) -> BloscFrame | _Chunk:
+        """Return where a chunk's blocks are, or what else it is."""
+        if self.codec.raw:
+            # A range of a missing object is missing; one of a short object is an error.
+            probe = self.objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, 1)
+            return _Chunk.ABSENT if probe is None else _Chunk.RAW
+        head = self.objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, HEADER_BYTES)
+        if head is None:
+            return _Chunk.ABSENT
+        sizes = frame_head(bytes(head), self.chunk_bytes)
+        if sizes is None:
+            return _Chunk.UNEXPECTED
+        table = self.objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, sizes[1])
+        frame = None if table is None else open_frame(table, self.chunk_bytes)
+        return _Chunk.UNEXPECTED if frame is None else frame
+
+    def _row(self, lead: Index) -> int:
+        """Return the number of the first row of the chunk at ``lead``, counted over the axes up to the band's."""
+        row = 0
+        for index, size in zip(lead, self.stored.chunk, strict=False):
+            row = row * size + index
+        return row * self.stored.chunk[self.axis]
+
+    def _touched(self, region: Region, low: Index, high: Index) -> int:
+        """Return the bytes of the read units that the region touches between ``low`` and ``high``."""
+        starts, stops = map(max, region.start, low), map(min, region.stop, high)
+        axes = zip(starts, stops, self.read_unit, self.stored.shape, strict=True)
+        elements = prod(min(-(-last // size) * size, n) - first // size * size for first, last, size, n in axes)
+        return elements * self.codec.dtype.itemsize

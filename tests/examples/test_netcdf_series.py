@@ -1,0 +1,72 @@
+"""The example of a NetCDF file: real values with missing cells, as xarray shows them before and after."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import Needs, needed_module
+from tests.jobs import elements
+from tests.values import same_bits
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    for name in ("xarray", "netCDF4", "iris_sample_data"):
+        needed_module(name)
+    from examples import netcdf_series
+
+    return netcdf_series
+
+
+@pytest.mark.parametrize("max_mem", ["16MB", "300kB"])
+def test_xarray_shows_the_same_dataset(needs: Needs, example: Any, tmp_path: Path, max_mem: str) -> None:
+    xarray = needs("xarray")
+    example.to_zarr(example.FILE, tmp_path / "monthly.zarr")
+    example.along_time(tmp_path / "monthly.zarr", tmp_path / "series.zarr", max_mem)
+    with (
+        xarray.open_dataset(example.FILE) as file,
+        xarray.open_zarr(tmp_path / "monthly.zarr", consolidated=False) as before,
+        xarray.open_zarr(tmp_path / "series.zarr", consolidated=False) as after,
+    ):
+        xarray.testing.assert_identical(before.load(), after.load())
+        assert after.surface_temperature.dims == ("time", "latitude", "longitude")
+        assert after.surface_temperature.attrs == file.surface_temperature.attrs
+        values = after.surface_temperature.values
+        assert same_bits(values, file.surface_temperature.values)
+        assert 0 < np.isnan(values).sum() < values.size  # there is land, and there is sea
+        xarray.testing.assert_equal(after, file.load())
+
+
+def test_stored_values_are_copied_and_not_interpreted(example: Any, tmp_path: Path) -> None:
+    example.to_zarr(example.FILE, tmp_path / "monthly.zarr")
+    example.along_time(tmp_path / "monthly.zarr", tmp_path / "series.zarr")
+    before, after = (zarr.open_group(tmp_path / name, mode="r") for name in ("monthly.zarr", "series.zarr"))
+    for name, array in before.arrays():
+        copied: Any = after[name]
+        assert same_bits(elements(copied), elements(array)), name
+        assert dict(copied.attrs) == dict(array.attrs)
+    temperature: Any = after["surface_temperature"]
+    assert temperature.chunks == (54, 6, 72)
+    assert (elements(temperature) == np.float32(1e20)).any()  # the fill value over land, as in the file
+
+
+def test_it_runs_as_a_script(example: Any, tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "netcdf_series.py", tmp_path / "sea"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "the same Dataset before and after" in run.stdout

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import hashlib
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rechunk_exec.digest import axis_weights, box_digest
+from tests.values import Array, position_values
+
+DTYPES: list[Any] = [
+    "?", "i1", "u2", "<i4", ">i4", "u8", "f2", "f4", ">f8", "c8", ">c16", "M8[ns]", "m8[s]",
+    "S1", "S5", "S12", "U1", "U3", ">U3", "V3", "V6",
+    [("a", "<i4"), ("b", "<f8")], [("a", ">i4"), ("b", ">f4"), ("c", "S3")],
+]  # fmt: skip
+MASK = 2**64 - 1
+
+
+def splitmix64(state: int) -> int:
+    """Steele, Lea and Flood, 2014: the output that follows ``state``."""
+    state = (state + 0x9E3779B97F4A7C15) & MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+    return state ^ (state >> 31)
+
+
+def weight(axis: int, index: int) -> int:
+    """The weight of an index: SplitMix64 of a stream for each axis, made odd."""
+    return splitmix64(((index + ((axis + 2) << 40)) * 0x9E3779B97F4A7C15) & MASK) | 1
+
+
+def slow_digest(elements: Array, start: tuple[int, ...]) -> int:
+    """The digest by its definition, element by element, in Python's integers."""
+    total = 0
+    for index in itertools.product(*map(range, elements.shape)):
+        place = 1
+        for axis, (low, number) in enumerate(zip(start, index, strict=True)):
+            place = place * weight(axis, low + number) & MASK
+        for number, word in enumerate(words_of(elements[index])):
+            total += word * place * weight(-1, number)
+    return total & MASK
+
+
+def words_of(element: Any) -> list[int]:
+    """An element's little-endian bytes, in words of the largest of 8, 4, 2 and 1 bytes that divides them."""
+    little = element.dtype.newbyteorder("<")
+    content = np.array([element]).astype(little).tobytes().ljust(little.itemsize, b"\0")
+    width = next(width for width in (8, 4, 2, 1) if len(content) % width == 0)
+    return [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
+
+
+def test_splitmix64_is_the_published_generator() -> None:
+    # The first outputs for seed 1234567, as in the reference implementation of Vigna.
+    state, found = 1234567, []
+    for _ in range(3):
+        found.append(splitmix64(state))
+        state = (state + 0x9E3779B97F4A7C15) & MASK
+    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_weights_are_odd_and_differ() -> None:
+    seen: set[int] = set()
+    for axis in range(-1, 4):
+        weights = axis_weights(axis, 5, 1000)
+        assert weights.dtype == np.uint64
+        assert (weights % 2 == 1).all()
+        assert weights.tolist()[:3] == [weight(axis, number) for number in (5, 6, 7)]
+        seen |= set(weights.tolist())
+    assert len(seen) == 5000
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4)], ids=str)
+def test_the_digest_is_what_its_definition_says(shape: tuple[int, ...], dtype: Any) -> None:
+    values = position_values(shape, dtype)
+    start = tuple(range(3, 3 + len(shape)))
+    assert box_digest(values, start) == slow_digest(values, start)
+    assert box_digest(values, (0,) * len(shape)) == slow_digest(values, (0,) * len(shape))
+
+
+def test_rows_that_are_longer_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = position_values((5, 3, 7), "f4")
+    wanted = slow_digest(values, (0, 0, 0))
+    for block_bytes in (1, 8, 100, 56, 10**6):
+        monkeypatch.setattr("rechunk_exec.digest._BLOCK_BYTES", block_bytes)
+        assert box_digest(values, (0, 0, 0)) == wanted
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 8), max_size=3)), max_size=3),
+    st.sampled_from(["f4", ">i2", "S3", "c16"]),
+    st.tuples(*[st.integers(0, 10**9)] * 3),
+)
+@settings(max_examples=60)
+def test_digests_of_any_tiling_add_up(axes: list[tuple[int, list[int]]], dtype: str, start: tuple[int, ...]) -> None:
+    shape = tuple(n for n, _ in axes)
+    values = position_values(shape, dtype)
+    origin = start[: len(shape)]
+    cuts = [sorted({0, n, *(cut for cut in where if cut < n)}) for n, where in axes]
+    total = 0
+    for box in itertools.product(*[list(itertools.pairwise(edges)) for edges in cuts]):
+        index: Any = (*(slice(*span) for span in box), ...)
+        total += box_digest(values[index], tuple(low + span[0] for low, span in zip(origin, box, strict=True)))
+    assert total % 2**64 == box_digest(values, origin)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "f2", "f4", ">f8", "c8", "c16", "S3", "U2", "M8[s]", "V3"])
+def test_any_flipped_bit_is_seen(dtype: str) -> None:
+    values = position_values((3, 4), dtype)
+    before = box_digest(values, (5, 6))
+    octets = np.ascontiguousarray(values).view("u1").reshape(-1)
+    for place in range(octets.size):
+        for bit in range(1 if dtype == "?" else 8):
+            changed = octets.copy()
+            changed[place] ^= 1 << bit
+            assert box_digest(changed.view(dtype).reshape(3, 4), (5, 6)) != before
+
+
+@given(st.integers(0, 59), st.integers(0, 59))
+def test_any_two_elements_swapped_are_seen(one: int, other: int) -> None:
+    values = position_values((3, 4, 5), "i4")
+    swapped = values.copy().reshape(-1)
+    swapped[[one, other]] = swapped[[other, one]]
+    assert (box_digest(swapped.reshape(3, 4, 5), (0, 0, 0)) == box_digest(values, (0, 0, 0))) == (one == other)
+
+
+def test_values_that_moved_are_seen() -> None:
+    values = position_values((6, 6), "f4")
+    digest = box_digest(values, (0, 0))
+    for moved in (values.T, values[::-1], values[:, ::-1], np.roll(values, 1, axis=0), np.roll(values, 1, axis=1)):
+        assert box_digest(moved, (0, 0)) != digest
+    assert box_digest(values, (0, 1)) != digest
+    assert box_digest(values, (1, 0)) != digest
+
+
+def test_zeros_and_nans_are_bits_like_others() -> None:
+    def digest(*words: int) -> int:
+        return box_digest(np.array(words, "u4").view("f4"), (0,))
+
+    assert digest(0) != digest(0x80000000)
+    assert len({digest(0x7FC00000), digest(0x7FC00001), digest(0xFFC00000), digest(0x7F800001)}) == 4
+
+
+@pytest.mark.parametrize("dtype", ["i2", "f4", "f8", "c8", "c16", "U3", "M8[ns]"])
+def test_the_byte_order_does_not_matter(dtype: str) -> None:
+    values = position_values((3, 5), dtype)
+    other = values.astype(values.dtype.newbyteorder())
+    assert other.dtype.byteorder != values.dtype.byteorder or values.dtype.byteorder == "|"
+    assert box_digest(other, (2, 3)) == box_digest(values, (2, 3))
+
+
+def test_the_layout_in_memory_does_not_matter() -> None:
+    values = position_values((4, 6), "f4")
+    digest = box_digest(values, (0, 0))
+    assert box_digest(np.asfortranarray(values), (0, 0)) == digest
+    wide = np.zeros((8, 12), "f4")
+    wide[::2, ::2] = values
+    assert box_digest(wide[::2, ::2], (0, 0)) == digest
+    assert box_digest(np.frombuffer(b"x" + values.tobytes(), "f4", offset=1).reshape(4, 6), (0, 0)) == digest
+
+
+def test_boxes_without_elements_count_nothing() -> None:
+    for shape in ((0,), (0, 3), (3, 0), (2, 0, 4)):
+        assert box_digest(np.zeros(shape, "f4"), (0,) * len(shape)) == 0
+        assert box_digest(np.zeros(shape, object), (0,) * len(shape)) == 0
+
+
+def test_an_array_of_zero_bits_has_the_digest_zero() -> None:
+    # Documented by the sum: so shapes and dtypes are compared besides.
+    assert box_digest(np.zeros((3, 4), "f8"), (0, 0)) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object], ids=str)
+def test_texts_count_by_a_hash_of_each(dtype: Any) -> None:
+    texts = ["", "a", "é", "a" * 1000, "\0", "\0\0"]
+    values = np.array(texts, dtype)
+    wanted = sum(
+        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        * weight(0, 7 + number)
+        * weight(-1, 0)
+        for number, text in enumerate(texts)
+    )
+    assert box_digest(values, (7,)) == wanted & MASK
+    for number in range(len(texts)):
+        changed = values.copy()
+        changed[number] = "other"
+        assert box_digest(changed, (7,)) != wanted & MASK
+    parts = box_digest(values[:2], (7,)) + box_digest(values[2:], (9,))
+    assert parts & MASK == wanted & MASK
+
+
+def test_bytes_objects_count_by_their_bytes() -> None:
+    values = np.array([b"\xff\0", b"", b"x"], object)
+    assert box_digest(values, (0,)) != box_digest(values[::-1], (0,))
+    assert box_digest(values, (0,)) == box_digest(values[:1], (0,)) + box_digest(values[1:], (1,)) & MASK

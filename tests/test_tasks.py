@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+from rechunk_exec.errors import PlanError, SerializationError
+from rechunk_exec.plans import StagePlan
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from tests import oracles
+
+SOURCE = ArrayRef(store="/data/frame.zarr", path="layers/displacement")
+TARGET = ArrayRef(store="s3://bucket/series.zarr", storage_options={"anon": True, "endpoint_url": "http://h"})
+
+
+def plan_of(shape: tuple[int, ...], region: tuple[int, ...], **fields: Any) -> StagePlan:
+    values = {
+        "itemsize": 4,
+        "source": "source",
+        "target": "target",
+        "read_unit": region,
+        "write_unit": region,
+        "chunk": region,
+        "threads": 2,
+        "tasks_per_worker": 3,
+        "peak_bytes": 3000,
+        "predicted_s": 1.5,
+    }
+    return StagePlan(shape=shape, region=region, **{**values, **fields})
+
+
+def stage_of(shape: tuple[int, ...], region: tuple[int, ...], **fields: Any) -> Stage:
+    return Stage(number=1, plan=plan_of(shape, region), source=SOURCE, target=TARGET, **{"job": "j", **fields})
+
+
+HUGE = stage_of((389, 68_980, 96_180), (389, 15, 31))
+"""Some fourteen million tasks."""
+
+
+def test_a_stage_of_millions_is_small_and_lazy() -> None:
+    assert len(HUGE) == 4599 * 3103 == 14_270_697
+    assert HUGE.tasks == len(HUGE)
+    assert len(pickle.dumps(HUGE)) < 4000
+    assert len(HUGE.to_json()) < 4000
+    assert len(pickle.dumps(HUGE[9_999_999])) < 4000
+    assert len(HUGE[9_999_999].to_json()) < 4000
+    assert sys.getsizeof(HUGE) < 500
+    assert not isinstance(HUGE, (list, tuple))
+    assert not hasattr(HUGE, "__dict__")
+    assert isinstance(HUGE, Sequence)
+
+
+def test_any_task_of_millions_is_made_on_the_spot() -> None:
+    last = HUGE[-1]
+    assert last == HUGE[len(HUGE) - 1]
+    assert last.index == 14_270_696
+    assert (last.start, last.stop) == ((0, 68_970, 96_162), (389, 68_980, 96_180))
+    middle = HUGE[7_000_000]
+    row, column = divmod(7_000_000, 3103)
+    assert (middle.start, middle.stop) == ((0, row * 15, column * 31), (389, row * 15 + 15, column * 31 + 31))
+    assert middle in HUGE
+    assert replace(middle, threads=1) not in HUGE
+    assert replace(middle, index=10**9) not in HUGE
+    anything: list[object] = ["no task", None]
+    assert not any(thing in HUGE for thing in anything)
+    assert [task.index for task in islice(HUGE, 3)] == [0, 1, 2]
+    assert [task.index for task in islice(reversed(HUGE), 2)] == [14_270_696, 14_270_695]
+
+
+def test_a_slice_of_millions_is_lazy_too() -> None:
+    part = HUGE[10:-10:7]
+    assert not isinstance(part, (list, tuple))
+    assert len(part) == len(range(14_270_697)[10:-10:7])
+    assert part[0].index == 10
+    assert part[-1] == HUGE[range(14_270_697)[10:-10:7][-1]]
+    assert [task.index for task in part[5:8]] == [45, 52, 59]
+    assert [task.index for task in HUGE[::-1][:2]] == [14_270_696, 14_270_695]
+    assert len(HUGE[5:5]) == 0
+    assert len(pickle.dumps(part)) < 4000
+    assert pickle.loads(pickle.dumps(part))[3] == part[3]
+
+
+axes = st.lists(
+    st.tuples(st.integers(0, 7), st.integers(1, 9), st.integers(1, 3)), max_size=3
+)  # elements, write unit, write units in a region
+
+
+def small_stage(axes: list[tuple[int, int, int]]) -> Stage:
+    shape = tuple(n for n, _, _ in axes)
+    write_unit = tuple(min(unit, n) for n, unit, _ in axes)
+    region = tuple(min(unit * count, n) for n, unit, count in axes)
+    plan = plan_of(shape, region, write_unit=write_unit, read_unit=write_unit, chunk=tuple(unit for _, unit, _ in axes))
+    return Stage(number=0, plan=plan, source=SOURCE, target=TARGET)
+
+
+@given(axes)
+def test_the_tasks_of_a_stage_cover_the_array_once(axes: list[tuple[int, int, int]]) -> None:
+    stage = small_stage(axes)
+    tasks = list(stage)
+    assert tasks == [*stage] == [stage[number] for number in range(len(stage))]
+    assert [task.index for task in tasks] == list(range(len(stage)))
+    counts = oracles.stage_counts(stage.shape, stage.read_unit, stage.write_unit, stage.region)
+    assert len(stage) == counts["tasks"]
+    elements = [element for task in tasks for element in _elements(list(zip(task.start, task.stop, strict=True)))]
+    assert sorted(elements) == _elements([(0, n) for n in stage.shape])
+
+
+def _elements(axes: list[tuple[int, int]]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for low, high in axes:
+        found = [(*start, number) for start in found for number in range(low, high)]
+    return found
+
+
+@given(axes, st.data())
+def test_indices_and_slices_are_those_of_a_list(axes: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    stage = small_stage(axes)
+    tasks = list(stage)
+    cut = data.draw(st.slices(len(tasks) + 2))
+    assert list(stage[cut]) == tasks[cut]
+    assert list(reversed(stage)) == tasks[::-1]
+    number = data.draw(st.integers(-len(tasks) - 2, len(tasks) + 1))
+    if -len(tasks) <= number < len(tasks):
+        assert stage[number] == tasks[number]
+        assert stage.index(tasks[number]) == number % len(tasks)
+    else:
+        with pytest.raises(IndexError):
+            stage[number]
+
+
+def test_a_0d_array_is_one_task_and_a_zero_axis_none() -> None:
+    assert [(task.start, task.stop) for task in stage_of((), ())] == [((), ())]
+    assert list(stage_of((5, 0), (5, 0))) == []
+    with pytest.raises(IndexError):
+        stage_of((5, 0), (5, 0))[0]
+
+
+@given(axes, st.text(max_size=5), st.booleans())
+@settings(max_examples=50)
+def test_stages_and_tasks_travel_as_pickle_and_json(axes: list[tuple[int, int, int]], job: str, record: bool) -> None:
+    stage = replace(small_stage(axes), job=job, record=record)
+    assert pickle.loads(pickle.dumps(stage)) == stage == Stage.from_json(stage.to_json())
+    assert list(Stage.from_json(stage.to_json())) == list(stage)
+    for task in stage[:3]:
+        assert pickle.loads(pickle.dumps(task)) == task == CopyTask.from_json(task.to_json())
+        assert "\n" not in task.to_json()
+
+
+def test_a_task_says_what_its_stage_says() -> None:
+    stage = stage_of((10, 8), (10, 4), record=True)
+    task = stage[1]
+    assert (task.stage, task.index, task.start, task.stop) == (1, 1, (0, 4), (10, 8))
+    assert (task.source, task.target, task.threads, task.predicted_bytes) == (SOURCE, TARGET, 2, 1000)
+    assert (task.job, task.record) == ("j", True)
+    assert stage.box(1) == (task.start, task.stop)
+    assert (stage.shape, stage.region, stage.read_unit, stage.write_unit) == ((10, 8), *[(10, 4)] * 3)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"start": (0, -1)},
+        {"start": (0, 8)},
+        {"start": (0, 9)},
+        {"start": (0,)},
+        {"stop": (10, 8, 1)},
+        {"stage": -1},
+        {"index": -1},
+        {"threads": 0},
+        {"predicted_bytes": -1},
+    ],
+    ids=str,
+)
+def test_a_task_that_makes_no_sense_is_refused_built_or_read(fields: dict[str, Any]) -> None:
+    task = stage_of((10, 8), (10, 8))[0]
+    with pytest.raises(PlanError, match="a task's"):
+        replace(task, **fields)
+    document = {**json.loads(task.to_json()), **fields}
+    with pytest.raises(SerializationError, match="CopyTask: a task's"):
+        CopyTask.from_json(json.dumps(document))
+
+
+def test_a_stage_whose_regions_share_write_units_is_refused_built_or_read() -> None:
+    stage = stage_of((10, 8), (10, 4))
+    document = json.loads(stage.to_json())
+    document["plan"]["region"] = [10, 3]
+    with pytest.raises(SerializationError, match="region covers whole write units"):
+        Stage.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "edit,problem",
+    [
+        ({"start": [0, True]}, "CopyTask.start[1]"),
+        ({"start": [0, 2**64]}, "63 bits"),
+        ({"source": "/d"}, "CopyTask.source must be an object"),
+        ({"source": {"store": 5}}, "CopyTask.source.store must be a string"),
+        ({"source": {"store": "s3://b", "storage_options": {"secret": "x"}}}, "no credentials"),
+        ({"source": {"store": "s3://b", "storage_options": {"a": {"b": 1}}}}, "CopyTask.source.storage_options['a']"),
+        ({"code": "import os"}, "CopyTask.code is unknown"),
+        ({"record": 1}, "CopyTask.record must be true or false"),
+        ({"job": None}, "CopyTask.job must be a string"),
+    ],
+    ids=str,
+)
+def test_a_task_edited_by_hand_is_refused(edit: dict[str, Any], problem: str) -> None:
+    document = {**json.loads(stage_of((10, 8), (10, 4))[0].to_json()), **edit}
+    with pytest.raises(SerializationError) as caught:
+        CopyTask.from_json(json.dumps(document))
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "secret",
+        "key",
+        "password",
+        "passwd",
+        "aws_secret_access_key",
+        "aws_access_key_id",
+        "account_key",
+        "api_key",
+        "private_key",
+        "connection_string",
+        "sas_token",
+        "TOKEN",
+        "credentials",
+    ],
+)
+def test_credentials_are_refused(name: str) -> None:
+    with pytest.raises(SerializationError, match=f"carries no credentials; got the storage option '{name}'") as caught:
+        ArrayRef(store="s3://b/a", storage_options={"anon": False, name: "hunter2"})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_in_a_url_is_refused() -> None:
+    with pytest.raises(SerializationError, match="a URL of host with a password") as caught:
+        ArrayRef(store="ftp://user:hunter2@host/a")
+    assert "hunter2" not in str(caught.value)
+    ArrayRef(store="ftp://user@host/a")
+    ArrayRef(store="/odd:name@here/a")
+
+
+@pytest.mark.parametrize("value", [{"endpoint_url": "http://h"}, ["a"], object()], ids=str)
+def test_options_that_are_no_plain_values_are_refused_at_once(value: Any) -> None:
+    # They were found when a worker could not tell the array from others: an unhashable key.
+    with pytest.raises(SerializationError, match="for 'client_kwargs'; make the store yourself"):
+        ArrayRef(store="s3://b/a", storage_options={"client_kwargs": value})
+
+
+@pytest.mark.parametrize("name", ["endpoint_url", "anon", "monkey", "use_ssl", "region", "project", "keyboard"])
+def test_other_options_are_taken(name: str) -> None:
+    assert ArrayRef(store="s3://b/a", storage_options={name: True}).by_name
+
+
+def test_a_live_store_travels_by_pickle_only() -> None:
+    store = MemoryStore()
+    stage = replace(stage_of((10, 8), (10, 4)), target=ArrayRef(store=store, path="a"))
+    assert not stage.by_name
+    assert stage_of((10, 8), (10, 4)).by_name
+    with pytest.raises(SerializationError, match=r"ArrayRef.store must be .*; got a MemoryStore; .* pickle"):
+        stage.to_json()
+    with pytest.raises(SerializationError, match=r"ArrayRef.store"):
+        stage[0].to_json()
+    assert str(stage.target) == "<MemoryStore>/a"
+
+
+def test_references_are_told_apart_in_a_process() -> None:
+    stores = MemoryStore(), MemoryStore()
+    refs = [
+        ArrayRef(store="/a"),
+        ArrayRef(store="/a", path="b"),
+        ArrayRef(store="/a/b"),
+        ArrayRef(store="s3://a"),
+        ArrayRef(store="s3://a", storage_options={"anon": True}),
+        ArrayRef(store="s3://a", storage_options={"anon": False}),
+        ArrayRef(store=stores[0]),
+        ArrayRef(store=stores[1]),
+    ]
+    assert len({ref.key for ref in refs}) == len(refs)
+    one = ArrayRef(store="s3://a", storage_options={"x": 1, "y": 2})
+    assert one.key == ArrayRef(store="s3://a", storage_options={"y": 2, "x": 1}).key
+    assert (str(refs[0]), str(refs[1])) == ("/a", "/a/b")
