@@ -63,9 +63,11 @@ def plan(request: PlanRequest) -> Plan:
         return _choose(request, {_ONE: least})
     direct = direct_rows(request)
     one = best(request, direct)
-    if one is not None and _beats_any_two(request, one):
+    if one is not None and (not request.staged or _beats_any_two(request, one)):
         return _choose(request, {_ONE: one})
-    staged = staged_rows(request, math.inf if direct is None else float(direct.seconds.min()))
+    staged = None
+    if request.staged:
+        staged = staged_rows(request, math.inf if direct is None else float(direct.seconds.min()))
     fastest = min((float(rows.seconds.min()) for rows in (direct, staged) if rows is not None), default=0.0)
     found = {_ONE: best(request, direct, fastest), _TWO: best(request, staged, fastest)}
     weighed = {name: stages for name, stages in found.items() if stages is not None}
@@ -121,7 +123,7 @@ def _least(request: PlanRequest) -> Stages:
     if needed <= request.task_budget:
         stages = direct_stages(request, region)
     else:
-        shapes = _least_staged(request)
+        shapes = _least_staged(request) if request.staged else None
         needed = min(needed, needed if shapes is None else _held_by_two(request, *shapes))
         stages = staged_stages(request, *shapes) if shapes is not None and needed <= request.task_budget else None
     if stages is None:

@@ -169,6 +169,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         shape=stored.shape,
         itemsize=itemsize,
         source=SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored)),
+        has_temp_place=places.temp is not None,
         finer=_finer(stored),
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )

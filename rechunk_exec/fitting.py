@@ -28,6 +28,8 @@ class Layouts:
     itemsize: int
     source: SourceLayout
     target: TargetLayout
+    has_temp_place: bool
+    """Whether an intermediate could be stored."""
     finer: SourceLayout | None = None
     """The source read in units finer than its chunks, where its codec allows that."""
 
@@ -43,6 +45,16 @@ def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.Cost
     model = cost.resolve(cost_model)
     if cost_model == "local":
         model = model.scaled(workers.workers * workers.cores_per_worker)
+    if not layouts.has_temp_place:
+        # Rather no intermediate; a plan that needs one is refused by who knows the places, with its size.
+        try:
+            return _fastest(layouts, max_mem, model, workers, staged=False)
+        except BudgetError:
+            pass
+    return _fastest(layouts, max_mem, model, workers, staged=True)
+
+
+def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: WorkerShape, *, staged: bool) -> Plan:
     best: Plan | None = None
     refusals: list[BudgetError] = []
     ways = [
@@ -58,6 +70,7 @@ def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.Cost
             cost=replace(model, tasks_at_once=workers.workers * tasks_at_once),
             tasks_per_worker=tasks_at_once,
             threads=max(1, workers.cores_per_worker // tasks_at_once),
+            staged=staged,
         )
         try:
             candidate = plan(request)

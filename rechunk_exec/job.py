@@ -119,7 +119,7 @@ class Rechunked:
             self._prepare()
             display = stack.enter_context(progress_display(self._parts.progress, stages=self.stages))
             try:
-                report = self._copy(_both(display, on_event))
+                report = executors.staged_copy(self.stages, parts.executor, on_event=_both(display, on_event))
             except BaseException as error:
                 self._tell_what_is_left(error)
                 raise
@@ -127,16 +127,6 @@ class Rechunked:
         self._finish()
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
-
-    def _copy(self, on_event: OnEvent) -> CopyReport:
-        executor = self._parts.executor
-        report: object = executor.staged_copy(self.stages, on_event=on_event)
-        if not isinstance(report, CopyReport):
-            raise RechunkError(
-                f"an executor's staged_copy must return a CopyReport; got {report!r} from {executor.name!r}; return "
-                "what rechunk_exec.staged_copy returns, or give a plain function as executor"
-            )
-        return report
 
     @property
     def _intermediates(self) -> tuple[str, ...]:
@@ -204,7 +194,10 @@ class Rechunked:
     def _verify(self) -> None:
         places = self._parts.places
         if self._parts.verify:
-            found = verify_arrays(places.source, places.target, available_cores())
+            # A thread holds a chunk, its stored bytes, and the part of it that lies in one box.
+            held = 3 * max(self._parts.stored.chunk_bytes, self._parts.design.like.chunk_bytes, 1)
+            threads = max(1, min(available_cores(), self.plan.max_mem // held))
+            found = verify_arrays(places.source, places.target, threads)
             if not found.ok:
                 error = RechunkError(f"the target must hold the source's bits; {found}; the target is {places.target}")
                 self._tell_what_is_left(error)
@@ -212,7 +205,7 @@ class Rechunked:
 
     def _finish(self) -> None:
         if self.stages[0].record:
-            storage.remove_records(self._parts.places.target)
+            storage.remove_records(self._parts.places.target, self.stages[0].job)
         self._remove_intermediates()
 
     def _remove_intermediates(self) -> None:

@@ -66,6 +66,8 @@ class PlanRequest:
     tasks_per_worker: int = 1
     threads: int = 2
     """Units that a worker can have in flight for one task."""
+    staged: bool = True
+    """Whether there is a place for an intermediate."""
 
     def __post_init__(self) -> None:
         for name in ("itemsize", "max_mem", "tasks_per_worker", "threads"):

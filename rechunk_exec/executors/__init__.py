@@ -87,5 +87,8 @@ def staged_copy(stages: Sequence[Stage], executor: object = "serial", *, on_even
         check_stages(chosen, held)
         report: object = chosen.staged_copy(held, on_event=on_event)
     if not isinstance(report, CopyReport):
-        raise RechunkError(f"an executor's staged_copy must return a CopyReport; {chosen.name!r} returned {report!r}")
+        raise RechunkError(
+            f"an executor's staged_copy must return a CopyReport; got {report!r} from {chosen.name!r}; return what "
+            "rechunk_exec.staged_copy returns, or give a plain function as executor"
+        )
     return report

@@ -78,7 +78,7 @@ class FunctionExecutor:
             self._refuse_missing(recorded, results)
         finally:
             for stage in ours:
-                storage.remove_records(stage.target)
+                storage.remove_records(stage.target, job)
         for result in results:
             tell(Event(kind="task", stage=result.stage, index=result.index, result=result))
         return CopyReport(executor=self.name, results=results, seconds=time.perf_counter() - begun)

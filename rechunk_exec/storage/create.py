@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +127,9 @@ def create(design: Design, ref: ArrayRef) -> None:
     store = open_store(ref, read_only=False)
     try:
         if design.alone:
-            for name, document in design.like.metadata.to_buffer_dict(default_buffer_prototype()).items():
+            with _quiet():
+                documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
+            for name, document in documents.items():
                 writer = objects_of(store, ref.path).create(name)
                 writer.append(document.to_bytes())
                 writer.commit()
@@ -199,7 +202,13 @@ def _prototype(arguments: Mapping[str, Any]) -> StoredArray:
 
 
 def _create(store: Any, path: str, arguments: Mapping[str, Any]) -> zarr.Array[Any]:
-    with warnings.catch_warnings():
-        # zarr warns of dtypes and codecs that its specification does not have yet; the source has them already.
-        warnings.simplefilter("ignore")
+    with _quiet():
         return zarr.create_array(store, name=path or None, overwrite=False, **arguments)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hush zarr's warnings of dtypes and codecs that its specification does not have yet: the source has them already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

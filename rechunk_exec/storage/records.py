@@ -6,13 +6,14 @@ A name that begins with a dot is no chunk key and no node of either zarr format,
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from rechunk_exec.storage.objects import objects_of
-from rechunk_exec.storage.stores import open_store
+from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 PREFIX = ".rechunk_exec"
@@ -30,9 +31,13 @@ def read_records(ref: ArrayRef, job: str) -> list[str]:
     return sync(_read_all(open_store(ref, read_only=True), _prefix(ref, job)))
 
 
-def remove_records(ref: ArrayRef) -> None:
-    """Remove all documents of ours beside the array."""
-    sync(open_store(ref, read_only=False).delete_dir(_prefix(ref)))
+def remove_records(ref: ArrayRef, job: str) -> None:
+    """Remove the documents of a job beside the array, and on a local disk their folder if that leaves it empty."""
+    sync(open_store(ref, read_only=False).delete_dir(_prefix(ref, job)))
+    path = local_path(ref)
+    if path is not None:
+        with suppress(OSError):
+            (path / PREFIX).rmdir()
 
 
 def _prefix(ref: ArrayRef, *parts: str) -> str:

@@ -115,10 +115,10 @@ def _own_array(
     """
     metadata: Any = dataclasses.replace(stored.metadata, shape=shape)
     store_path = stored.array.store_path
-    # zarr takes all NaNs for one fill value, and 0.0 for -0.0 in complex numbers and fields: then all inner chunks are
-    # written out.
-    equal_is_same = stored.fill is None or (stored.dtype.kind not in "cV" and stored.absent == stored.absent)
-    config: Any = {"order": "C", "write_empty_chunks": not equal_is_same}
+    # What zarr leaves out must be the fill value to the bit. It takes all NaNs for one, and 0.0 for -0.0 in complex
+    # numbers and fields; and the default for null.
+    exact = not stored.fixed_size or (stored.dtype.kind not in "cV" and stored.absent == stored.absent)
+    config: Any = {"order": "C", "write_empty_chunks": metadata.fill_value is None or not exact}
     pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype)
     if pipeline is None and wrapper is not None:
         store_path = StorePath(wrapper(store_path.store), store_path.path)

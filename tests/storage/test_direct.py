@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gzip
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numcodecs import zstd
 from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
 from zarr.storage import MemoryStore
 
@@ -269,6 +273,39 @@ def test_edge_units_hold_no_chunks_from_outside_the_array(tmp_path: Path) -> Non
     stored = entries[..., 1] != 2**64 - 1
     assert stored.sum() == grid_size((1, 3), (1, 1))
     assert stored[:1, :3].all()
+
+
+def stored_zstd(content: bytes) -> bytes:
+    """A Zstandard frame of raw blocks that does not state its size (RFC 8878, 3.1.1), as streaming writers make it."""
+    frame = b"\x28\xb5\x2f\xfd\x00\x58"
+    for start in range(0, len(content), 50):
+        block = content[start : start + 50]
+        frame += struct.pack("<I", (start + 50 >= len(content)) | len(block) << 3)[:3] + block
+    return frame
+
+
+SKIPPABLE = b"\x50\x2a\x4d\x18" + struct.pack("<I", 5) + b"hello"
+
+
+@pytest.mark.parametrize(
+    "name,write",
+    [
+        ("zstd", stored_zstd),
+        ("zstd", lambda content: stored_zstd(content[:80]) + stored_zstd(content[80:])),
+        ("zstd", lambda content: zstd.compress(content[:80], 1) + zstd.compress(content[80:], 1)),
+        ("zstd", lambda content: SKIPPABLE + zstd.compress(content, 1)),
+        ("zstd", lambda content: zstd.compress(content, 1) + SKIPPABLE),
+        ("gzip", lambda content: gzip.compress(content[:80]) + gzip.compress(content[80:])),
+        ("gzip", lambda content: gzip.compress(content, 9)),
+    ],
+    ids=["no size", "two without", "two frames", "skippable first", "skippable last", "two members", "level 9"],
+)
+def test_frames_of_other_writers(name: str, write: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    values = position_values((8, 5), "i4")
+    ref = make(tmp_path, (8, 5), (8, 5), "i4", values=values, compressors=V3_COMPRESSORS[name])
+    (tmp_path / "c/0/0").write_bytes(write(values.tobytes()))
+    assert same_bits(read_by_zarr(ref), values)
+    assert same_bits(read_by_us(ref), values)
 
 
 @given(st.binary(min_size=1, max_size=6), st.integers(1, 40), st.integers(0, 300), st.integers(0, 7))

@@ -155,6 +155,15 @@ def test_null_fill_reads_as_the_default_and_leaves_nothing_out(dtype: Any) -> No
     assert same_bits(read_by_zarr(ref), values)
 
 
+@pytest.mark.parametrize("dtype", ["i4", "f8", "c16"])
+def test_null_fill_leaves_nothing_out_through_zarr(dtype: str) -> None:
+    ref = make(MemoryStore(), (8, 7), (2, 3), dtype, fill_value=None, zarr_format=2, filters=[numcodecs.Shuffle(1)])
+    assert open_reader(ref).way == "zarr"
+    write_by_us(ref, np.zeros((8, 7), dtype))
+    assert count_objects(ref) == 4 * 3
+    assert same_bits(read_by_us(ref), np.zeros((8, 7), dtype))
+
+
 @pytest.mark.parametrize("index_location", ["start", "end"])
 def test_inner_chunks_of_fill_value_are_not_stored(index_location: str, tmp_path: Path) -> None:
     shards = {"shape": (4, 6), "index_location": index_location}

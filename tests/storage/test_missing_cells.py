@@ -103,6 +103,17 @@ def test_the_same_cells_are_missing_from_format_2_to_3_and_on(name: str, attribu
         assert same_cells(as_xarray_sees(copied(three, 2)[0], 2), before)
 
 
+@pytest.mark.parametrize("dtype", ["i4", "f4"])
+def test_an_attribute_of_format_2_that_is_no_number_stays(dtype: str) -> None:
+    store = MemoryStore()
+    zarr.create_group(store, zarr_format=2)
+    attributes = {"_ARRAY_DIMENSIONS": ["t"], "_FillValue": "none"}
+    make(store, (3,), (2,), dtype, path="x", zarr_format=2, fill_value=None, attributes=attributes)
+    target, notes = copied(store, 3)
+    assert open_array(array_ref(target, "x"), read_only=True).metadata.attributes == {"_FillValue": "none"}
+    assert not any("missing cells" in note for note in notes)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_cells_are_missing_in_format_2(name: str) -> None:
     two = store_of(name, {})

@@ -315,6 +315,17 @@ def test_an_array_is_removed_whole(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in store._store_dict} == {"ab", "zarr.json"}
 
 
+def test_an_array_that_cannot_be_removed_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    an_array(tmp_path / "a")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(StorageError, match="cannot remove the array"):
+        remove_array(array_ref(tmp_path / "a"))
+
+
 def test_an_array_behind_a_link_is_removed_and_the_link_stays(tmp_path: Path) -> None:
     # The link itself was moved aside, and then could not be removed as a folder.
     (tmp_path / "disk").mkdir()

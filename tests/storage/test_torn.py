@@ -77,6 +77,17 @@ def test_truncated_objects_are_errors(layout: str, tmp_path: Path) -> None:
     assert same_bits(read_by_us(ref), VALUES)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 5, 8])
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name.startswith(("v2", "v3"))])
+def test_whole_objects_of_another_chunk_shape_are_errors(layout: str, rows: int, tmp_path: Path) -> None:
+    # Into a buffer that is used again: what a shorter one does not fill would be another chunk's elements.
+    ref, path = torn_object(tmp_path / "a", layout)
+    make(tmp_path / "b", (rows, 5), (rows, 5), "i4", values=np.full((rows, 5), 9, "i4"), **LAYOUTS[layout])
+    path.write_bytes((tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes())
+    with pytest.raises(StorageError):
+        read_by_us(ref)
+
+
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "raw" in name or "blosc" in name or "zstd" in name])
 def test_objects_that_are_too_long_are_never_other_values(layout: str, tmp_path: Path) -> None:
     ref, path = torn_object(tmp_path, layout)

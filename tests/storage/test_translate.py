@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.registry import register_codec
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError
@@ -313,6 +314,32 @@ def test_shards_at_any_depth_are_dropped(tmp_path: Path) -> None:
         write_by_us(target, read_by_us(source))
         assert same_bits(read_by_zarr(target), values)
         create(design_intermediate(open_array(source, read_only=True), (3, 5)), array_ref(tmp_path / f"{name}-temp"))
+
+
+class OtherBytes(BytesCodec):
+    """A codec from elements to bytes that is in neither format."""
+
+    def to_dict(self) -> Any:
+        return {"name": "rechunk_exec-test-bytes"}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> OtherBytes:
+        return cls()
+
+
+def test_another_serializer_is_refused_by_format_2_and_not_used_between(tmp_path: Path) -> None:
+    # It was dropped without a word.
+    register_codec("rechunk_exec-test-bytes", OtherBytes)
+    values = position_values((5, 7), "i4")
+    source = make(tmp_path / "a", (5, 7), (2, 3), "i4", values=values, serializer=OtherBytes())
+    stored = open_array(source, read_only=True)
+    assert open_reader(source).way == "zarr"
+    assert same_bits(read_by_us(source), values)
+    with pytest.raises(PlanError, match=r"OtherBytes.*'serializer': 'auto'.*zarr_format=3"):
+        design(stored, 2)
+    assert design(stored, 2, serializer="auto").like.codec is not None
+    assert design(stored, 3).like.codec is None
+    assert design_intermediate(stored, (3, 5)).like.codec is not None
 
 
 SOURCES: dict[str, tuple[Any, dict[str, Any]]] = {
