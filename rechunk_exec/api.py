@@ -6,14 +6,14 @@ creates the arrays, has the executor run the stages, and cleans up what was only
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import zarr
 
 from rechunk_exec import executors, storage
-from rechunk_exec.chunkspec import resolve_chunks, resolve_shards
+from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
@@ -25,7 +25,6 @@ from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.tasks import ArrayRef, OptionValue
 from rechunk_exec.verification import VerifyReport, verify_arrays
 
-ChunkSpec: TypeAlias = Sequence[int | str | None] | Mapping[str, Any] | Mapping[int, Any] | int
 Options: TypeAlias = Mapping[str, OptionValue]
 Mode: TypeAlias = Literal["fail", "overwrite", "resume"]
 
@@ -44,7 +43,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     executor: object = "threads",
     array_name: str | None = None,
     *,
-    target_shards: ChunkSpec | None = None,
+    target_shards: ChunkSpec = None,
     mode: Mode = "fail",
     zarr_format: Literal[2, 3] | None = None,
     storage_options: Options | None = None,

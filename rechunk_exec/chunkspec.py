@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from rechunk_exec.errors import PlanError
 from rechunk_exec.grid import ceil_div
 
 AxisSpec = SupportsIndex | str | None
-ChunkSpec = AxisSpec | Sequence[AxisSpec] | Mapping[str, AxisSpec] | Mapping[int, AxisSpec]
+ChunkSpec = AxisSpec | Sequence[AxisSpec] | Mapping[Any, AxisSpec]
 
 AUTO = "auto"
 AUTO_BYTES = 16 * 2**20

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore, StorePath
 
 import rechunk_exec as rx
-from rechunk_exec.executors import PoolExecutor, ProcessesExecutor, SerialExecutor, ThreadsExecutor
-from rechunk_exec.results import Event
+from rechunk_exec.executors import PoolExecutor, ProcessesExecutor, SerialExecutor, ThreadsExecutor, available_cores
+from rechunk_exec.results import OVERRUN_BYTES, Event
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.tasks import Stage
 from tests.conftest import Needs
@@ -84,7 +84,8 @@ def test_i01_each_stage_obeys_max_mem(
     assert_kept_promises(job)
     assert all(stage.plan.peak_bytes <= int(max_mem) for stage in job.stages)
     assert job.report is not None
-    assert job.report.warnings == ()  # no measured peak passed the predicted one
+    noise = OVERRUN_BYTES + 2_000_000 * available_cores()  # contexts of the codecs, for each thread
+    assert all(result.peak_bytes <= int(max_mem) + noise for result in job.report.results)
 
     if len(job.stages) == 2:
         intermediate = zarr.create_array(
@@ -633,13 +634,21 @@ def test_i44_the_intermediate_lies_beside_the_target_and_its_bytes_are_told(tmp_
 
 
 def test_i44_a_target_with_no_place_beside_it_needs_a_temp_store(tmp_path: Path, epochs: ZarrArray) -> None:
+    def plan(target_store: Any, max_mem: int, temp_store: Any = None) -> rx.Rechunked:
+        return rx.rechunk(
+            epochs, (40, 2, 2), max_mem, target_store, temp_store=temp_store, executor="serial", progress=False
+        )
+
     store = MemoryStore()
-    with pytest.raises(rx.PlanError, match="128000 bytes.*give temp_store"):
-        staged(epochs, store)
+    with pytest.raises(rx.PlanError, match=r"temp_store") as error:
+        plan(store, 9600)  # which suffices for two stages only
+    assert str(epochs.nbytes) in str(error.value)
     assert not store._store_dict
-    job = rx.rechunk(epochs, (40, 4, 4), 16_000, store, temp_store=tmp_path / "temp", executor="serial", progress=False)
+    job = plan(store, 9600, tmp_path / "temp")
+    assert len(job.stages) == 2
     assert_exact(job.execute(), epochs)
-    job = rx.rechunk(epochs, (40, 4, 4), "1MB", MemoryStore(), progress=False)  # one stage needs none
+    job = plan(MemoryStore(), 16_000)  # one stage will do
+    assert len(job.stages) == 1
     assert_exact(job.execute(), epochs)
 
 

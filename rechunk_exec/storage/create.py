@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.objects import objects_of
 from rechunk_exec.storage.stored import StoredArray, describe
-from rechunk_exec.storage.stores import open_store
+from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
 from rechunk_exec.tasks import ArrayRef
 
@@ -127,7 +125,7 @@ def create(design: Design, ref: ArrayRef) -> None:
     store = open_store(ref, read_only=False)
     try:
         if design.alone:
-            with _quiet():
+            with quiet_zarr():
                 documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
             for name, document in documents.items():
                 writer = objects_of(store, ref.path).create(name)
@@ -202,13 +200,5 @@ def _prototype(arguments: Mapping[str, Any]) -> StoredArray:
 
 
 def _create(store: Any, path: str, arguments: Mapping[str, Any]) -> zarr.Array[Any]:
-    with _quiet():
+    with quiet_zarr():
         return zarr.create_array(store, name=path or None, overwrite=False, **arguments)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hush zarr's warnings of dtypes and codecs that its specification does not have yet: the source has them already."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -16,7 +16,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.chunkcodec import ChunkCodec, direct_codec
 from rechunk_exec.storage.shards import ShardIndex, shard_index
-from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.stores import local_path, open_store, quiet_zarr
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -79,9 +79,9 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
     if path is not None and not path.exists():  # zarr would make a folder there
         raise StorageError(f"{_what_is_there(ref)}: {ref}")
     try:
-        array = zarr.open_array(
-            store=open_store(ref, read_only=read_only), path=ref.path, mode="r" if read_only else "r+"
-        )
+        store = open_store(ref, read_only=read_only)
+        with quiet_zarr():
+            array = zarr.open_array(store=store, path=ref.path, mode="r" if read_only else "r+")
     except (StorageError, MissingExtraError):
         raise
     except Exception as error:

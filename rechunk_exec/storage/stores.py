@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from zarr.abc.store import Store
+from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.tasks import ArrayRef, OptionValue
+
+_WARNING_FILTERS = threading.RLock()
+
+
+@contextmanager
+def quiet_zarr() -> Iterator[None]:
+    """Hush zarr about dtypes and codecs that its specification does not have yet: the source has them already.
+
+    Filters of warnings are the whole process's, so one thread at a time changes them.
+    """
+    with _WARNING_FILTERS, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def array_ref(store: object, path: str = "", storage_options: Mapping[str, OptionValue] | None = None) -> ArrayRef:
@@ -61,7 +78,7 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
         except ImportError as error:
             raise MissingExtraError(f"fsspec file system for {urlsplit(ref.store).scheme}://", "s3") from error
     if ref.store.endswith(".zip") and Path(ref.store).is_file():
-        return ZipStore(ref.store, mode="r")
+        return sync(ZipStore.open(ref.store, mode="r"))  # zarr 3.1 lists none that is not open
     return LocalStore(ref.store, read_only=read_only)
 
 

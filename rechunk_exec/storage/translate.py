@@ -22,6 +22,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from rechunk_exec.errors import PlanError
 from rechunk_exec.storage.stored import StoredArray
+from rechunk_exec.storage.stores import quiet_zarr
 
 DIMENSIONS_ATTRIBUTE = "_ARRAY_DIMENSIONS"
 """Where xarray keeps the names of dimensions in zarr format 2."""
@@ -105,7 +106,8 @@ def v3_compressor(codec: Any, itemsize: int) -> Any:
     if name == "gzip":
         return GzipCodec(level=configuration["level"])
     if name in _V3_CLASSES:
-        return getattr(v3_numcodecs, _V3_CLASSES[name])(**configuration)
+        with quiet_zarr():
+            return getattr(v3_numcodecs, _V3_CLASSES[name])(**configuration)
     raise PlanError(
         f"zarr format 3 has no codec like {codec!r}; give another, or the default, "
         "with target_options={'compressors': 'auto'}, or keep zarr_format=2"

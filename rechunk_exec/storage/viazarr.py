@@ -7,7 +7,6 @@ given to our own array object only: zarr's process-wide configuration stays as t
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
@@ -30,6 +29,7 @@ from rechunk_exec.storage.chunkcodec import blosc_size
 from rechunk_exec.storage.direct import is_filled
 from rechunk_exec.storage.objects import Objects
 from rechunk_exec.storage.stored import StoredArray
+from rechunk_exec.storage.stores import quiet_zarr
 
 
 class ZarrReader(UnitReader):
@@ -165,8 +165,7 @@ def zarrs_pipeline(
         return None
     from zarrs import ZarrsCodecPipeline
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns where it cannot serve, which is our question
+    with quiet_zarr():  # it warns where it cannot serve, which is our question
         try:
             pipeline = ZarrsCodecPipeline.from_array_metadata_and_store(metadata, store)
         except Exception:  # noqa: BLE001 - whatever it says, it does not serve

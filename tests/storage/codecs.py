@@ -71,6 +71,3 @@ V3_COMPRESSORS: Mapping[str, Sequence[Any]] = {
     "blosc-blosc": (BloscCodec(), BloscCodec(shuffle="noshuffle")),
 }
 """Of zarr format 3: chains of codecs from bytes to bytes."""
-
-NOT_IN_THE_SPECIFICATION = "ignore:Numcodecs codecs are not in the Zarr version 3 specification"
-"""A warning of zarr 3.1 when it opens or makes an array with such a codec."""

@@ -22,10 +22,7 @@ from rechunk_exec.storage import (
     open_array,
 )
 from tests.storage.arrays import make, read_by_zarr, write_by_us
-from tests.storage.codecs import NOT_IN_THE_SPECIFICATION
 from tests.values import position_values, same_bits
-
-pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
 
 
 def design(zarr_format: int, *, source_format: int = 0, shard: Any = None, dtype: Any = "f4", **options: Any) -> Design:

@@ -31,10 +31,8 @@ from tests.storage.arrays import (
     write_box,
     write_by_us,
 )
-from tests.storage.codecs import CNAMES, NOT_IN_THE_SPECIFICATION, SHUFFLES, V2_COMPRESSORS, V3_COMPRESSORS
+from tests.storage.codecs import CNAMES, SHUFFLES, V2_COMPRESSORS, V3_COMPRESSORS
 from tests.values import position_values, same_bits
-
-pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
 
 DTYPES: dict[str, Any] = {
     "b1": "?",

@@ -17,10 +17,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.storage import TargetWishes, array_ref, create, design_target, open_array, open_reader, open_writer
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import ZARR_VERSION, count_objects, make, object_names, read_by_us, read_by_zarr, write_by_us
-from tests.storage.codecs import NOT_IN_THE_SPECIFICATION
 from tests.values import Array, position_values, same_bits
-
-pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
 
 RECORD = np.dtype([("a", "<i4"), ("b", "<f4")])
 

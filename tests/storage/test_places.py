@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, ZipStore
 
 from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
 from rechunk_exec.storage import (
@@ -217,6 +217,14 @@ def test_what_is_in_a_live_store_is_refused() -> None:
         with pytest.raises(TargetExistsError, match=what):
             refuse_existing(source, ArrayRef(store=store, path=path), "fail")
     refuse_existing(source, ArrayRef(store=store, path="g/b"), "fail")
+
+
+def test_what_is_in_a_zip_file_is_refused(tmp_path: Path) -> None:
+    # zarr 3.1 fails to list a zip file that it has not opened.
+    with ZipStore(tmp_path / "a.zip", mode="w") as store:
+        zarr.create_array(store, shape=(4,), chunks=(2,), dtype="i4")
+    with pytest.raises(TargetExistsError, match="an array"):
+        refuse_existing(ArrayRef(store="/source"), array_ref(tmp_path / "a.zip"), "fail")
 
 
 class DiskUsage(NamedTuple):

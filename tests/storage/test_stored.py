@@ -14,9 +14,7 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import array_ref, open_array, read_scratch, write_scratch
 from rechunk_exec.storage.chunkcodec import direct_codec
 from tests.storage.arrays import make
-from tests.storage.codecs import NOT_IN_THE_SPECIFICATION, V3_COMPRESSORS
-
-pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
+from tests.storage.codecs import V3_COMPRESSORS
 
 
 def test_what_an_array_is() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module
 from tests.storage.arrays import make, read_by_us, read_by_zarr, write_by_us
+from tests.storage.codecs import V3_COMPRESSORS
 from tests.values import position_values, same_bits
 
 VALUES = position_values((5, 7), "f4")
@@ -163,6 +166,20 @@ def test_an_array_of_a_read_only_store_is_not_written() -> None:
     assert same_bits(read_by_us(ref), VALUES)
     with pytest.raises(StorageError):
         write_by_us(ref, VALUES)
+
+
+def test_zarrs_warnings_are_hushed_and_the_filters_left_as_they_were(tmp_path: Path) -> None:
+    # Filters are the process's: two threads that changed them at once could leave all warnings off.
+    refs = [
+        make(tmp_path / name, (5, 7), (2, 3), "f4", values=VALUES, compressors=V3_COMPRESSORS[name])
+        for name in ("lz4", "bz2")
+    ]
+    before = list(warnings.filters)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(lambda ref: same_bits(read_by_us(ref), VALUES), refs * 10))
+    assert list(warnings.filters) == before
+    with pytest.warns(UserWarning, match="heard"):
+        warnings.warn("heard", stacklevel=1)
 
 
 def test_a_path_with_odd_characters(tmp_path: Path) -> None:

@@ -22,10 +22,8 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import open_reader, open_writer
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import make, object_names, read_by_us, read_by_zarr, write_by_us
-from tests.storage.codecs import NOT_IN_THE_SPECIFICATION, V2_COMPRESSORS, V3_COMPRESSORS
+from tests.storage.codecs import V2_COMPRESSORS, V3_COMPRESSORS
 from tests.values import position_values, same_bits
-
-pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
 
 SHAPE = (8, 5)
 VALUES = (np.arange(40, dtype="i4") // 3).reshape(SHAPE)  # compressible

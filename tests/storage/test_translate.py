@@ -27,10 +27,8 @@ from rechunk_exec.storage import (
     open_reader,
 )
 from tests.storage.arrays import make, read_by_us, read_by_zarr, write_by_us
-from tests.storage.codecs import NOT_IN_THE_SPECIFICATION, V2_COMPRESSORS, V3_COMPRESSORS
+from tests.storage.codecs import V2_COMPRESSORS, V3_COMPRESSORS
 from tests.values import Array, position_values, same_bits
-
-pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
 
 
 def design(source: StoredArray, zarr_format: int, **options: Any) -> Design:

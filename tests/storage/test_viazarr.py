@@ -28,10 +28,7 @@ from tests.storage.arrays import (
     read_by_zarr,
     write_by_us,
 )
-from tests.storage.codecs import NOT_IN_THE_SPECIFICATION
 from tests.values import position_values, same_bits
-
-pytestmark = pytest.mark.filterwarnings(NOT_IN_THE_SPECIFICATION)
 
 TEXT = np.dtypes.StringDType()
 
