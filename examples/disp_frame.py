@@ -82,7 +82,9 @@ def main(folder: Path) -> None:
     print(jobs["displacement"].plan)
     for store in (maps, folder / "series.zarr"):
         layer = zarr.open_array(store / "displacement", mode="r")
-        print(f"{store.name}: chunks {layer.chunks}, a pixel's history is in {layer.shape[0] // layer.chunks[0]} of them")
+        print(
+            f"{store.name}: chunks {layer.chunks}, a pixel's history is in {layer.shape[0] // layer.chunks[0]} of them"
+        )
     if not same_bits(velocity(maps), velocity(folder / "series.zarr")):
         sys.exit("the velocities differ")
     print("the velocities fitted to both stores are the same to the last bit")

@@ -1,4 +1,4 @@
-"""Whole jobs to test with: stored arrays whose values depend on position, what lies in a folder, tasks that are told of."""
+"""Whole jobs to test with: arrays whose values depend on position, what lies in a folder, tasks that are told of."""
 
 from __future__ import annotations
 

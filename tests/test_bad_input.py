@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,11 +39,11 @@ def source(tmp_path: Path) -> ZarrArray:
 
 def refusal(tmp_path: Path, expected: type[rx.RechunkError], *arguments: Any, **options: Any) -> str:
     """The message that a request is refused with; nothing may have changed in the folder or the working folder."""
-    before, here = snapshot(tmp_path), sorted(os.listdir())
+    before, here = snapshot(tmp_path), sorted(Path().iterdir())
     with pytest.raises(expected) as error:
         rx.rechunk(*arguments, **options)
     assert snapshot(tmp_path) == before
-    assert sorted(os.listdir()) == here
+    assert sorted(Path().iterdir()) == here
     assert type(error.value) is expected
     return str(error.value)
 
@@ -53,7 +53,26 @@ def refusal(tmp_path: Path, expected: type[rx.RechunkError], *arguments: Any, **
 
 @pytest.mark.parametrize(
     "max_mem",
-    [0, -1, "0", "-5MB", "", "lots", "1 XB", "1,000", "１MB", b"1MB", None, True, 1.5, float("nan"), float("inf"), [1], {}, 1j],
+    [
+        0,
+        -1,
+        "0",
+        "-5MB",
+        "",
+        "lots",
+        "1 XB",
+        "1,000",
+        "\uff11MB",
+        b"1MB",
+        None,
+        True,
+        1.5,
+        float("nan"),
+        float("inf"),
+        [1],
+        {},
+        1j,
+    ],
 )
 def test_memory_that_is_no_size(tmp_path: Path, source: ZarrArray, max_mem: Any) -> None:
     message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), max_mem, tmp_path / "target")
@@ -62,22 +81,22 @@ def test_memory_that_is_no_size(tmp_path: Path, source: ZarrArray, max_mem: Any)
     assert "'8GB'" in message
 
 
-@pytest.mark.parametrize("max_mem", [10**6, "1MB", "1e6", "0.001 GB", " 1 mb ", np.int64(10**6), np.float64(1e6), 10**40])
+@pytest.mark.parametrize(
+    "max_mem", [10**6, "1MB", "1e6", "0.001 GB", " 1 mb ", np.int64(10**6), np.float64(1e6), 10**40]
+)
 def test_memory_that_is_a_size(tmp_path: Path, source: ZarrArray, max_mem: Any) -> None:
     assert rx.rechunk(source, (8, 2, 2), max_mem, tmp_path / "target").plan.max_mem in {10**6, 10**40}
 
 
 @pytest.mark.parametrize("target_bytes", [0, -1, "many", 1.5, True, [1]])
 def test_target_bytes_that_are_no_size(tmp_path: Path, source: ZarrArray, target_bytes: Any) -> None:
-    message = refusal(
-        tmp_path, rx.PlanError, source, "auto", "1MB", tmp_path / "target", target_bytes=target_bytes
-    )
+    message = refusal(tmp_path, rx.PlanError, source, "auto", "1MB", tmp_path / "target", target_bytes=target_bytes)
     assert message.startswith("target_bytes must be ")
     assert f"got {target_bytes!r}" in message
 
 
 @pytest.mark.parametrize(
-    ("chunks", "wanted"),
+    "chunks, wanted",
     [
         ((0, 1, 1), ["'time'", "got 0", "-1 for the whole axis"]),
         ((-2, 1, 1), ["'time'", "got -2", "at least 1"]),
@@ -113,7 +132,7 @@ def test_chunks_that_are_none(tmp_path: Path, source: ZarrArray, chunks: Any, wa
 
 
 @pytest.mark.parametrize(
-    ("shards", "wanted"),
+    "shards, wanted",
     [
         ((8, 3, 4), ["(8, 3, 4)", "(8, 2, 2)", "'y'", "2 or 4"]),
         ((4, 1, 1), ["(4, 1, 1)", "swapped"]),
@@ -153,7 +172,9 @@ def test_a_chunk_that_no_codec_can_take(tmp_path: Path) -> None:
         lambda inner: st.one_of(
             st.lists(inner, max_size=4),
             st.tuples(inner, inner, inner),
-            st.dictionaries(st.one_of(st.sampled_from(NAMES), st.integers(-1, 3), st.text(max_size=2)), inner, max_size=4),
+            st.dictionaries(
+                st.one_of(st.sampled_from(NAMES), st.integers(-1, 3), st.text(max_size=2)), inner, max_size=4
+            ),
         ),
         max_leaves=6,
     ),
@@ -171,7 +192,7 @@ def test_no_chunk_or_shard_argument_gives_any_other_error(spec: Any, argument: s
         assert "; " in str(error)
     else:
         stage = job.stages[-1].plan
-        assert all(1 <= size for size in stage.chunk)
+        assert all(size >= 1 for size in stage.chunk)
         assert all(1 <= size <= n for size, n in zip(stage.write_unit, SHAPE, strict=True))
     assert not target._store_dict
 
@@ -185,7 +206,7 @@ def four_threads() -> ThreadPoolExecutor:
 
 @pytest.mark.parametrize("make", ["serial", "threads", "processes", SerialExecutor, ThreadsExecutor, four_threads])
 @pytest.mark.parametrize(
-    ("shape", "chunks", "target", "shards", "options"),
+    "shape, chunks, target, shards, options",
     [
         ((30, 40, 20), (1, 40, 20), (30, 4, 4), None, {}),
         ((30, 40, 20), (1, 40, 20), (30, 4, 4), (30, 16, 8), {}),
@@ -232,14 +253,14 @@ def test_the_needed_bytes_are_exact(
             assert max(result.predicted_bytes for result in job.report.results) <= least
     finally:
         if not isinstance(pool, str):
-            getattr(pool, "close", getattr(pool, "shutdown", None))()
+            (pool.shutdown if isinstance(pool, Executor) else pool.close)()
 
 
 # Sources.
 
 
 @pytest.mark.parametrize(
-    ("place", "wanted"),
+    "place, wanted",
     [
         ("nowhere", "nothing is at"),
         ("file", "no zarr array"),
@@ -302,7 +323,7 @@ def test_a_target_that_is_the_source_or_lies_inside_it_or_around_it(
     assert "another target_store" in message
 
 
-@pytest.mark.parametrize(("path", "target"), [("", ""), ("a", "a"), ("a", ""), ("a", "a/b"), ("a/b", "a")])
+@pytest.mark.parametrize("path, target", [("", ""), ("a", "a"), ("a", ""), ("a", "a/b"), ("a/b", "a")])
 def test_a_target_that_is_the_source_in_memory(path: str, target: str) -> None:
     store = MemoryStore()
     make_array(store, SHAPE, (1, 6, 4), name=path or None)
@@ -314,7 +335,7 @@ def test_a_target_that_is_the_source_in_memory(path: str, target: str) -> None:
 
 @pytest.mark.parametrize("mode", ["fail", "overwrite"])
 @pytest.mark.parametrize(
-    ("place", "what"), [("file", "a file"), ("folder", "no zarr array"), ("group", "a group"), ("broken", "broken")]
+    "place, what", [("file", "a file"), ("folder", "no zarr array"), ("group", "a group"), ("broken", "broken")]
 )
 def test_foreign_things_in_the_way_are_never_replaced(
     tmp_path: Path, source: ZarrArray, place: str, what: str, mode: Any
@@ -372,12 +393,13 @@ def test_arrays_and_groups_are_no_target_stores(tmp_path: Path, source: ZarrArra
 def test_a_source_in_memory_has_nothing_beside_it() -> None:
     store = MemoryStore()
     make_array(store, SHAPE, (1, 6, 4))
-    with pytest.raises(rx.PlanError, match="no place beside it.*give target_store"):
+    with pytest.raises(rx.PlanError, match=r"no place beside it.*give target_store"):
         rx.rechunk(store, (8, 2, 2), "1MB")
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", ".", "..", "a/../b", "a//b", "./a", "...", "a\0b", "__a", "zarr.json", "a/.zgroup", 3, b"a", ["a"]]
+    "name",
+    ["", "/", ".", "..", "a/../b", "a//b", "./a", "...", "a\0b", "__a", "zarr.json", "a/.zgroup", 3, b"a", ["a"]],
 )
 def test_names_that_no_array_can_have(tmp_path: Path, source: ZarrArray, name: Any) -> None:
     message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", array_name=name)
@@ -405,9 +427,7 @@ def test_a_foreign_thing_in_the_place_of_intermediates_keeps_the_target_as_it_is
     tmp_path: Path, source: ZarrArray
 ) -> None:
     make_array(tmp_path / "target", (3, 3), (1, 3))
-    job = rx.rechunk(
-        source, (8, 6, 1), 1300, tmp_path / "target", mode="overwrite", executor="serial", progress=False
-    )
+    job = rx.rechunk(source, (8, 6, 1), 1300, tmp_path / "target", mode="overwrite", executor="serial", progress=False)
     place = Path(str(job.stages[0].target.store), job.stages[0].target.path).parent
     place.mkdir()
     (place / "notes.txt").write_text("precious")
@@ -522,15 +542,13 @@ def test_a_disk_that_becomes_full_fails_the_task_and_says_what_is_left(
 
 @pytest.mark.parametrize("zarr_format", [0, 1, 4, "2", "3", True, [2]])
 def test_formats_that_are_none(tmp_path: Path, source: ZarrArray, zarr_format: Any) -> None:
-    message = refusal(
-        tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", zarr_format=zarr_format
-    )
+    message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", zarr_format=zarr_format)
     assert "zarr_format must be 2, 3 or None" in message
     assert f"got {zarr_format!r}" in message
 
 
 @pytest.mark.parametrize(
-    ("made", "zarr_format"),
+    "made, zarr_format",
     [
         ({"zarr_format": 2, "filters": [numcodecs.Delta("f4")]}, 3),
         ({"zarr_format": 2, "compressors": numcodecs.LZ4(), "filters": [numcodecs.FixedScaleOffset(0, 10, "f4")]}, 3),
@@ -538,13 +556,9 @@ def test_formats_that_are_none(tmp_path: Path, source: ZarrArray, zarr_format: A
         ({"zarr_format": 3, "compressors": [GzipCodec(), ZstdCodec()]}, 2),
     ],
 )
-def test_codecs_that_the_other_format_cannot_hold(
-    tmp_path: Path, made: Mapping[str, Any], zarr_format: Any
-) -> None:
+def test_codecs_that_the_other_format_cannot_hold(tmp_path: Path, made: Mapping[str, Any], zarr_format: Any) -> None:
     array = make_array(tmp_path / "source", SHAPE, (1, 6, 4), **made)
-    message = refusal(
-        tmp_path, rx.PlanError, array, (8, 2, 2), "1MB", tmp_path / "target", zarr_format=zarr_format
-    )
+    message = refusal(tmp_path, rx.PlanError, array, (8, 2, 2), "1MB", tmp_path / "target", zarr_format=zarr_format)
     assert f"zarr format {zarr_format}" in message
     (offered,) = re.findall(r"target_options=(\{.*?\})", message)  # it offers the default
     option = dict([re.fullmatch(r"\{'(\w+)': '(\w+)'\}", offered).groups()])  # type: ignore[union-attr,list-item]
@@ -605,9 +619,7 @@ def test_options_that_are_none(tmp_path: Path, source: ZarrArray, options: Any, 
 
 @pytest.mark.parametrize("options", [3, "zstd", {"compressor": None}])
 def test_options_for_intermediates(tmp_path: Path, source: ZarrArray, options: Any) -> None:
-    message = refusal(
-        tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", temp_options=options
-    )
+    message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", temp_options=options)
     assert f"temp_options={options!r}" in message
 
 
@@ -678,9 +690,7 @@ def test_resume_says_that_it_is_not_there_yet(tmp_path: Path, source: ZarrArray)
 
 @pytest.mark.parametrize("cost_model", ["fast", None, 3, {}])
 def test_cost_models_that_are_none(tmp_path: Path, source: ZarrArray, cost_model: Any) -> None:
-    message = refusal(
-        tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", cost_model=cost_model
-    )
+    message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", cost_model=cost_model)
     assert f"got {cost_model!r}" in message
 
 

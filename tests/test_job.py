@@ -130,7 +130,7 @@ def test_a_job_is_executed_once(tmp_path: Path, source: ZarrArray) -> None:
     job = one_stage(source, tmp_path / "target")
     job.execute()
     before = snapshot(tmp_path)
-    with pytest.raises(rx.RechunkError, match="executed once.*plan it again"):
+    with pytest.raises(rx.RechunkError, match=r"executed once.*plan it again"):
         job.execute()
     assert snapshot(tmp_path) == before
 
@@ -195,9 +195,7 @@ def test_a_task_can_be_run_by_another_program(tmp_path: Path, source: ZarrArray)
 # What it leaves behind.
 
 
-def test_a_task_that_fails_for_good_names_itself_and_keeps_the_intermediates(
-    tmp_path: Path, source: ZarrArray
-) -> None:
+def test_a_task_that_fails_for_good_names_itself_and_keeps_the_intermediates(tmp_path: Path, source: ZarrArray) -> None:
     (tmp_path / "told").mkdir()
     with SerialExecutor() as executor:
         executor.task_function = ToldCopy(tmp_path / "told", fails={(1, 2): 3})

@@ -124,9 +124,7 @@ def run_job(job: Job, source: Path, folder: Path) -> Measured:
     assert measured.report is not None
     at_once = {stage.number: stage.plan.tasks_per_worker for stage in measured.stages}
     told = max(result.peak_bytes * at_once[result.stage] for result in measured.report.results)
-    return Measured(
-        predicted=measured.plan.peak_bytes, measured=highest - idle, told=told, stages=len(measured.stages)
-    )
+    return Measured(predicted=measured.plan.peak_bytes, measured=highest - idle, told=told, stages=len(measured.stages))
 
 
 def _status(name: str) -> int:
@@ -184,5 +182,7 @@ def test_a_job_holds_no_more_than_it_says(tmp_path: Path, source: Callable[[str]
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    lists = {key: tuple(value) if isinstance(value, list) else value for key, value in given["job"].items()}
+    lists: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given["job"].items()
+    }
     print(json.dumps(asdict(run_job(Job(**lists), Path(given["source"]), Path(given["folder"])))))

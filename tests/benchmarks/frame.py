@@ -12,8 +12,9 @@ zstd-3 bitshuffle) goes from chunks (1, 1024, 1024) or (1, 2048, 2048) to shards
 * ``tensorstore``: the same copy in 1, 2, 4 or 8 parts; no cache, no file sync, one copy thread a core.
 * ``rechunk_exec``: each executor.
 
-Contenders take turns within a round, so that a machine's drift meets all of them; the table shows medians. Memory is the
-peak of the resident set over that of the same process after its imports, for ``processes`` that of its largest worker.
+Contenders take turns within a round, so that a machine's drift meets all of them; the table shows medians. Memory is
+the peak of the resident set over that of the same process after its imports, for ``processes`` that of its largest
+worker.
 Needs the extra ``bench``.
 """
 
