@@ -259,13 +259,21 @@ def _places(wanted: _Wanted) -> JobPlaces:
         if target is None:
             raise PlanError(f"the source {source} has no place beside it for the target; give target_store")
     else:
+        _refuse_read_only(wanted.target_store, "target_store")
         target = storage.array_ref(wanted.target_store, "", _options_for(wanted.target_store, wanted.storage_options))
     if wanted.array_name is not None:
         target = storage.child(target, _node_path(wanted.array_name))
     temp = None
     if wanted.temp_store is not None:
+        _refuse_read_only(wanted.temp_store, "temp_store")
         temp = storage.array_ref(wanted.temp_store, "", _options_for(wanted.temp_store, wanted.temp_storage_options))
     return JobPlaces(source, target, storage.temp_place(target, temp))
+
+
+def _refuse_read_only(store: object, name: str) -> None:
+    """Raise if a live store says that it is not to be written, which a path made of it would no longer say."""
+    if getattr(store, "read_only", False) is True:
+        raise StorageError(f"{name} must be a store that can be written; got the read-only {store}; give another one")
 
 
 def _node_path(name: object) -> str:

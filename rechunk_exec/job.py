@@ -124,7 +124,7 @@ class Rechunked:
                 self._tell_what_is_left(error)
                 raise
         self._verify()
-        self._finish()
+        self._finish(report)
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
 
@@ -203,7 +203,9 @@ class Rechunked:
                 self._tell_what_is_left(error)
                 raise error
 
-    def _finish(self) -> None:
+    def _finish(self, report: CopyReport) -> None:
+        if report.retries:  # a worker that died while it wrote has left its file
+            storage.remove_partials(self._parts.places.target)
         if self.stages[0].record:
             storage.remove_records(self._parts.places.target, self.stages[0].job)
         self._remove_intermediates()

@@ -698,3 +698,12 @@ def test_a_zip_file_is_no_target(tmp_path: Path, source: ZarrArray) -> None:
     with ZipStore(tmp_path / "packed.zip", mode="w") as packed:
         make_array(packed, SHAPE, (1, 6, 4))
     refusal(tmp_path, rx.TargetExistsError, source, (8, 2, 2), "1MB", tmp_path / "packed.zip")
+
+
+@pytest.mark.parametrize("argument", ["target_store", "temp_store"])
+def test_a_read_only_store_object_is_refused_as_a_place_to_write(tmp_path: Path, argument: str) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, 6, 4))
+    places: dict[str, Any] = {"target_store": tmp_path / "target", argument: LocalStore(tmp_path, read_only=True)}
+    message = refusal(tmp_path, rx.StorageError, source, (8, 2, 2), "1MB", **places)
+    assert argument in message
+    assert "read-only" in message

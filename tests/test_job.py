@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import subprocess
@@ -299,3 +300,25 @@ def test_the_plan_is_json(tmp_path: Path, source: ZarrArray) -> None:
     document = json.loads(job.plan.to_json())
     assert len(document["stages"]) == 2
     assert rx.Plan.from_json(job.plan.to_json()) == job.plan
+
+
+def test_files_that_a_worker_left_half_written_are_removed_after_a_retry(tmp_path: Path, source: ZarrArray) -> None:
+    left = tmp_path / "target" / "c" / "0" / ".0.0123456789ab.partial"
+    foreign = tmp_path / "target" / "c" / ".mine.partial"
+    tries = itertools.count()
+
+    class Dying(SerialExecutor):
+        @staticmethod
+        def task_function(task: rx.CopyTask) -> rx.TaskResult:
+            result = rx.run_task(task)
+            if next(tries) == 0:
+                for path in (left, foreign):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(b"half")
+                raise OSError("the worker died")
+            return result
+
+    job = rx.rechunk(source, (8, 3, 2), "1MB", tmp_path / "target", executor=Dying(), progress=False)
+    assert_exact(job.execute(), source)
+    assert not left.exists()
+    assert foreign.exists()

@@ -29,6 +29,7 @@ from rechunk_exec.storage.places import (
     refuse_overlap,
     refuse_unwritable,
     remove_array,
+    remove_partials,
     remove_temp,
     temp_place,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "refuse_overlap",
     "refuse_unwritable",
     "remove_array",
+    "remove_partials",
     "remove_records",
     "remove_temp",
     "temp_place",

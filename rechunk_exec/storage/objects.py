@@ -8,6 +8,7 @@ own interface. A missing object is ``None``; everything else that keeps bytes fr
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 import threading
@@ -23,6 +24,9 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from rechunk_exec.errors import StorageError
+
+PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
+"""Names of files that are being written."""
 
 Allocate: TypeAlias = Callable[[int], memoryview]
 """Gives a buffer of at least that many bytes, to read into."""

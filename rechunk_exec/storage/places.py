@@ -19,7 +19,7 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 
 from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
-from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -166,6 +166,15 @@ def remove_array(ref: ArrayRef) -> None:
             shutil.rmtree(aside)
     except OSError as error:
         raise StorageError(f"cannot remove the array {ref}: {error}") from error
+
+
+def remove_partials(ref: ArrayRef) -> None:
+    """Remove the files that tasks which died were still writing; no task may be running. Local disks only."""
+    path = local_path(ref)
+    if path is not None:
+        for partial in path.rglob(".*.partial"):
+            if PARTIAL_NAME.fullmatch(partial.name):
+                partial.unlink(missing_ok=True)
 
 
 def _occupant(ref: ArrayRef) -> str | None:
