@@ -7,7 +7,7 @@ creates the arrays, has the executor run the stages, and cleans up what was only
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import zarr
@@ -262,7 +262,8 @@ def _places(wanted: _Wanted) -> JobPlaces:
         _refuse_read_only(wanted.target_store, "target_store")
         target = storage.array_ref(wanted.target_store, "", _options_for(wanted.target_store, wanted.storage_options))
     if wanted.array_name is not None:
-        target = storage.child(target, _node_path(wanted.array_name))
+        # A path, not a store of its own: so the store becomes a group.
+        target = replace(target, path="/".join(filter(None, (target.path, _node_path(wanted.array_name)))))
     temp = None
     if wanted.temp_store is not None:
         _refuse_read_only(wanted.temp_store, "temp_store")

