@@ -37,10 +37,10 @@ SOURCES: Mapping[str, Mapping[str, Any]] = {
     "blocks": {"chunks": (1, 512, 512)},
     "epochs": {"chunks": (1, 1024, 1024)},
     "ragged": {"chunks": (3, 300, 300)},
+    "slabs": {"chunks": (16, 1024, 1024)},
     "blosc": {"chunks": (1, 1024, 1024), "compressors": BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")},
     "raw": {"chunks": (1, 1024, 1024), "compressors": None},
     "shards": {"chunks": (1, 128, 128), "shards": (4, 512, 512)},
-    "v2": {"chunks": (1, 512, 512), "zarr_format": 2, "compressors": numcodecs.Blosc("lz4", 5, 1)},
     "v2 F": {"chunks": (1, 1024, 512), "zarr_format": 2, "compressors": numcodecs.Zstd(1), "order": "F"},
     "filter": {"chunks": (1, 512, 512), "zarr_format": 2, "filters": [numcodecs.Delta("f4")]},
 }
@@ -66,7 +66,6 @@ MB = 1_000_000
 SERIES, SHARDS = (32, 64, 64), (32, 256, 256)
 JOBS = {
     "direct, few tasks": Job(source="blocks", target=SERIES, shards=SHARDS, max_mem=80 * MB),
-    "direct, serial": Job(source="blocks", target=SERIES, shards=SHARDS, max_mem=50 * MB, executor="serial"),
     "direct, large chunks": Job(source="blocks", target=(32, 512, 512), max_mem=150 * MB),
     "direct, ragged": Job(source="ragged", target=(32, 70, 70), shards=(32, 280, 280), max_mem=80 * MB),
     "staged": Job(source="epochs", target=SERIES, shards=SHARDS, max_mem=40 * MB),
@@ -74,12 +73,11 @@ JOBS = {
     "blosc": Job(source="blosc", target=SERIES, shards=SHARDS, max_mem=60 * MB),
     "raw": Job(source="raw", target=SERIES, max_mem=40 * MB, compressor=False),
     "shards to shards": Job(source="shards", target=SERIES, shards=SHARDS, max_mem=60 * MB),
-    "format 2": Job(source="v2", target=(32, 128, 128), max_mem=60 * MB),
     "format 2 to 3": Job(source="v2 F", target=SERIES, shards=SHARDS, max_mem=60 * MB, zarr_format=3),
     "through zarr": Job(source="filter", target=(32, 128, 128), max_mem=60 * MB),
     "processes": Job(source="blocks", target=SERIES, shards=SHARDS, max_mem=60 * MB, executor="processes"),
     "processes, staged": Job(source="epochs", target=SERIES, shards=SHARDS, max_mem=30 * MB, executor="processes"),
-    "verified": Job(source="epochs", target=SERIES, shards=SHARDS, max_mem=60 * MB, verify=True),
+    "verified": Job(source="slabs", target=SERIES, shards=SHARDS, max_mem=220 * MB, verify=True),
 }
 
 

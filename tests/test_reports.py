@@ -67,7 +67,7 @@ def plan_within(budget: int | str, plan: Any) -> tuple[rx.Rechunked, int | str]:
     "shape, source, target, budget",
     [
         ((1753, 72, 144), (24, 72, 144), (219, 10, 10), 12_000_000),  # as it was reported
-        ((1753, 72, 144), (24, 72, 144), (1753, 10, 10), 6_000_000),
+        ((400, 72, 144), (24, 72, 144), (400, 10, 10), 3_000_000),
         ((307, 61, 113), (7, 61, 113), (307, 11, 13), 2_000_000),  # primes all over
     ],
 )
@@ -294,7 +294,7 @@ def test_i16_no_two_tasks_write_into_one_shard(
     array = make_array(tmp_path / "source", shape, source, "f8")
     with ThreadsExecutor(16) as threads:
         pool = threads if size == 16 else processes
-        for _ in range(20 if size == 16 else 3):
+        for _ in range(20 if size == 16 and len(shape) == 2 else 3):
             job = rx.rechunk(
                 array,
                 target,
