@@ -164,6 +164,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     design = storage.design_target(stored, wishes)
     storage.refuse_overlap(places.source, places.target)
     storage.refuse_existing(places.source, places.target, mode)
+    storage.refuse_inside_array(places.target)
     layouts = Layouts(
         shape=stored.shape,
         itemsize=itemsize,

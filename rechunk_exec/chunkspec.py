@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from rechunk_exec.errors import PlanError
@@ -157,6 +157,10 @@ def exact_sizes(spec: int | Sequence[int], *, shape: tuple[int, ...], name: str)
 
 def _per_axis(spec: ChunkSpec, what: str, ndim: int, names: Sequence[str | None] | None) -> list[AxisSpec]:
     """What is given for each axis."""
+    if isinstance(spec, bytes):
+        raise PlanError(f"{what} are sizes, one for each axis; got the bytes {spec!r}")
+    if isinstance(spec, Iterable) and not isinstance(spec, (str, Mapping, Sequence)):
+        spec = list(spec)  # an array of numbers, say
     if isinstance(spec, Mapping):
         return _by_axis(spec, what, ndim, names)
     if isinstance(spec, str) or not isinstance(spec, Sequence):

@@ -708,3 +708,27 @@ def test_a_read_only_store_object_is_refused_as_a_place_to_write(tmp_path: Path,
     message = refusal(tmp_path, rx.StorageError, source, (8, 2, 2), "1MB", **places)
     assert argument in message
     assert "read-only" in message
+
+
+def test_a_target_inside_another_array_is_refused(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, 6, 4))
+    for zarr_format in (2, 3):
+        other = tmp_path / f"other{zarr_format}.zarr"
+        make_array(other, (4,), (2,), zarr_format=zarr_format)
+        message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", other / "inside")
+        assert "inside the array" in message
+        refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", other, array_name="inside")
+
+
+@pytest.mark.parametrize("place", ["nope://x", "a\0b", "n" * 300])
+def test_a_place_that_cannot_be_is_an_error_of_ours(tmp_path: Path, place: str) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, 6, 4))
+    target = place if "://" in place else f"{tmp_path}/{place}"
+    refusal(tmp_path, rx.StorageError, source, (8, 2, 2), "1MB", target)
+
+
+def test_sizes_may_be_an_array_of_numbers_but_not_bytes(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, 6, 4))
+    sizes: Any = np.array([8, 2, 2])
+    assert rx.rechunk(source, sizes, "1MB", tmp_path / "target").stages[-1].write_unit == (8, 2, 2)
+    assert "bytes" in refusal(tmp_path, rx.PlanError, source, b"abc", "1MB", tmp_path / "target")

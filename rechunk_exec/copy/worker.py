@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 import threading
 import time
@@ -73,8 +74,6 @@ def configure_worker(cores: int) -> None:
     Codecs run on as many threads as a task says; this bounds the pools that libraries keep besides. It changes
     process-wide settings, so it is for processes that an executor started, never for a user's own.
     """
-    import os
-
     import threadpoolctl
     import zarr
     from numcodecs import blosc
@@ -109,16 +108,28 @@ class Worker:
         self._scratches: list[ScratchBuffers] = []
         self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
         self._meter = MemoryMeter()
+        self._job = ""
+        self._running = 0
 
     def run(self, task: CopyTask) -> TaskResult:
         """Copy one region; see :func:`run_task`."""
         began = time.perf_counter()
-        pair = self._open(task)  # what opening takes is the worker's idle footprint, not the task's
-        measured = self._meter.start()
+        with self._lock:
+            another = task.job != self._job and not self._running
+            self._job = task.job
+            self._running += 1
+        if another:  # what was kept of another job is no part of this one's budget
+            self.release()
         try:
-            moved = self._copy(task, pair)
+            pair = self._open(task)  # what opening takes is the worker's idle footprint, not the task's
+            measured = self._meter.start()
+            try:
+                moved = self._copy(task, pair)
+            finally:
+                peak_bytes = self._meter.stop(measured)
         finally:
-            peak_bytes = self._meter.stop(measured)
+            with self._lock:
+                self._running -= 1
         result = TaskResult(
             stage=task.stage,
             index=task.index,
@@ -246,6 +257,8 @@ class _Tally:
 @functools.cache
 def _worker() -> Worker:
     """Return the worker of this process: one, because memory is a promise of the process."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_worker.cache_clear)  # a fork has none of its threads
     return Worker()
 
 

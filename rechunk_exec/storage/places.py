@@ -17,6 +17,7 @@ from typing import Any
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
+from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
 from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of
@@ -68,7 +69,7 @@ def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
         related = one == other or one in other.parents or other in one.parents
     else:
         one_path, other_path = f"{source.path}/".lstrip("/"), f"{target.path}/".lstrip("/")
-        same = source.store is target.store or (isinstance(source.store, Store) and source.store == target.store)
+        same = _same_store(source.store, target.store)
         if isinstance(source.store, str) and isinstance(target.store, str):
             same = True
             one_path = f"{source.store.rstrip('/')}/{one_path}"
@@ -81,9 +82,28 @@ def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
         )
 
 
+def _same_store(one: object, other: object) -> bool:
+    if isinstance(one, MemoryStore) and isinstance(other, MemoryStore):
+        # Memory stores compare equal where they hold the same; two empty ones are not the same place.
+        return one is other or one._store_dict is other._store_dict  # noqa: SLF001 - zarr shows it no other way
+    return one is other or (isinstance(one, Store) and one == other)
+
+
+def refuse_inside_array(target: ArrayRef) -> None:
+    """Raise :class:`PlanError` if a local target lies inside an array that exists."""
+    path = local_path(target)
+    for folder in path.parents if path is not None else ():
+        document = folder / "zarr.json"
+        if (folder / ".zarray").is_file() or (document.is_file() and '"node_type": "array"' in document.read_text()):
+            raise PlanError(f"a target must not lie inside an array; got {target} inside the array {folder}")
+
+
 def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
     """Raise :class:`TargetExistsError` if the target's place is taken by what ``mode`` does not replace."""
-    what = _occupant(target)
+    try:
+        what = _occupant(target)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"nothing can be stored at {str(target)!r}: {error}; give another target_store") from error
     if what is None or (mode == "overwrite" and what == "an array"):
         return
     remedy = (

@@ -61,6 +61,8 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
         return ArrayRef(store=store, path=path, storage_options=options)
     if options:
         raise StorageError(f"storage_options go with a URL (s3://...); got the store {store!r}")
+    if isinstance(store, str) and "\0" in store:
+        raise StorageError(f"a path has no null characters; got {store!r}")
     if isinstance(store, (str, os.PathLike)) and not hasattr(store, "fs"):
         return ArrayRef(store=os.path.abspath(_local_path(os.fspath(store))), path=path)
     return ArrayRef(store=_live_store(store), path=path)
@@ -76,7 +78,11 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
         try:
             return FsspecStore.from_url(ref.store, storage_options=dict(ref.storage_options), read_only=read_only)
         except ImportError as error:
-            raise MissingExtraError(f"fsspec file system for {urlsplit(ref.store).scheme}://", "s3") from error
+            if urlsplit(ref.store).scheme in ("s3", "s3a"):
+                raise MissingExtraError("s3fs", "s3") from error
+            raise StorageError(f"{ref.store} needs a package that is not installed: {error}") from error
+        except Exception as error:
+            raise StorageError(f"{ref.store} cannot be opened: {type(error).__name__}: {error}") from error
     if ref.store.endswith(".zip") and Path(ref.store).is_file():
         return sync(ZipStore.open(ref.store, mode="r"))  # zarr 3.1 lists none that is not open
     return LocalStore(ref.store, read_only=read_only)

@@ -4,17 +4,23 @@ import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import zarr
 
+import rechunk_exec as rx
 from rechunk_exec.errors import RechunkError, SerializationError, StorageError
 from rechunk_exec.executors import ProcessesExecutor, available_cores, worker_shape
+from rechunk_exec.results import OVERRUN_BYTES
 from rechunk_exec.tasks import ArrayRef, Stage
 from tests.executors.contract import SurvivorContract
 from tests.executors.recording import Recording, make_stage
@@ -212,3 +218,35 @@ def _return_trap(number: int) -> _Trap:
 
 def _here(number: int) -> int:
     return number
+
+
+def test_a_worker_gives_back_what_a_job_held_before_the_next(tmp_path: Path) -> None:
+    source = zarr.create_array(tmp_path / "source", shape=(32, 512, 512), chunks=(1, 512, 512), dtype="f4")
+    source[:] = np.random.default_rng(0).random(source.shape, dtype="f4")
+    with ProcessesExecutor(1) as pool:
+        peaks = []
+        for number, (chunk, budget) in enumerate([(512, "400MB"), (64, "12MB")]):
+            target = tmp_path / f"target-{number}"
+            job = rx.rechunk(source, (32, chunk, chunk), budget, target, executor=pool, progress=False)
+            job.execute()
+            assert job.report is not None
+            peaks.append(job.report.peak_bytes - job.plan.peak_bytes)
+    assert peaks[1] < OVERRUN_BYTES
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_pool_works_after_a_job_in_its_parent(tmp_path: Path) -> None:
+    script = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+import numpy as np, zarr
+import rechunk_exec as rx
+folder = sys.argv[1]
+source = zarr.create_array(folder + "/source", data=np.arange(24.0).reshape(4, 6), chunks=(1, 6))
+rx.rechunk(source, (4, 2), "1MB", folder + "/one", executor="serial", progress=False).execute()
+with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")) as pool:
+    two = rx.rechunk(folder + "/source", (4, 2), "1MB", folder + "/two", executor=pool, progress=False).execute()
+assert (two[:] == source[:]).all()
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60, env=os.environ | {"PYTHONPATH": str(Path(rx.__file__).parents[1])})
