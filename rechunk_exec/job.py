@@ -116,6 +116,7 @@ class Rechunked:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
             executors.check_stages(parts.executor, self.stages)
+            stack.enter_context(storage.sole_writer(parts.places.target))
             self._prepare()
             display = stack.enter_context(progress_display(self._parts.progress, stages=self.stages))
             try:
@@ -123,8 +124,8 @@ class Rechunked:
             except BaseException as error:
                 self._tell_what_is_left(error)
                 raise
-        self._verify()
-        self._finish(report)
+            self._verify()
+            self._finish(report)
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
 

@@ -87,7 +87,7 @@ def _sums(reader: UnitReader, boxes: Grid, threads: int) -> NDArray[np.uint64]:
         start, stop = reader.unit_box(unit)
         shape = tuple(high - low for low, high in zip(start, stop, strict=True))
         region = Region(start, stop, np.empty(shape, stored.dtype))
-        reader.read(unit, region, scratch)
+        reader.read_named(unit, region, scratch)
         for number, low, high in _pieces(start, stop, boxes):
             digest = box_digest(region.part(low, high), low)
             with lock:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -322,3 +325,51 @@ def test_files_that_a_worker_left_half_written_are_removed_after_a_retry(tmp_pat
     assert_exact(job.execute(), source)
     assert not left.exists()
     assert foreign.exists()
+
+
+def test_a_second_job_on_a_target_is_refused_while_the_first_runs(tmp_path: Path, source: ZarrArray) -> None:
+    refusals = []
+
+    def second(stages: Sequence[Stage]) -> None:
+        other = rx.rechunk(source, (4, 3, 2), "1MB", tmp_path / "target", mode="overwrite", progress=False)
+        with pytest.raises(rx.TargetExistsError, match=r"one job at a time.*nothing was touched") as refusal:
+            other.execute()
+        refusals.append(refusal)
+        for stage in stages:
+            for task in stage:
+                rx.run_task(task)
+
+    job = rx.rechunk(source, (8, 3, 2), "1MB", tmp_path / "target", executor=second, progress=False)
+    target = job.execute()
+    assert_exact(target, source)
+    assert target.chunks == (8, 3, 2)
+    assert len(refusals) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+
+
+def test_the_lock_of_a_killed_job_is_free(tmp_path: Path, source: ZarrArray) -> None:
+    script = """
+import os, signal, sys
+import rechunk_exec as rx
+def die(stages):
+    os.kill(os.getpid(), signal.SIGKILL)
+rx.rechunk(sys.argv[1], (8, 3, 2), "1MB", sys.argv[2], executor=die, progress=False).execute()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "source"), str(tmp_path / "target")]
+    environment = os.environ | {"PYTHONPATH": str(Path(rx.__file__).parents[1])}
+    assert subprocess.run(command, check=False, env=environment, timeout=60).returncode == -signal.SIGKILL
+    assert any(path.name.endswith(".lock") for path in tmp_path.iterdir())
+    job = rx.rechunk(source, (8, 3, 2), "1MB", tmp_path / "target", mode="overwrite", progress=False)
+    assert_exact(job.execute(), source)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+
+
+def test_a_chunk_that_cannot_be_decoded_is_named(tmp_path: Path, source: ZarrArray) -> None:
+    damaged = next(path for path in (tmp_path / "source" / "c").rglob("*") if path.is_file())
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    key = damaged.relative_to(tmp_path / "source").as_posix()
+    job = rx.rechunk(source, (8, 3, 2), "1MB", tmp_path / "target", executor="serial", progress=False)
+    with pytest.raises(rx.TaskError, match=re.escape(f"the object is {key} of")):
+        job.execute()
+    with pytest.raises(rx.StorageError, match=re.escape(f"the object is {key} of")):
+        rx.verify(source, source)

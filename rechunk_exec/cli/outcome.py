@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +43,7 @@ def reporting_errors(command: Callable[..., ExitCode | None]) -> Callable[..., E
     @functools.wraps(command)
     def run(*, as_json: bool, debug: bool, **options: Any) -> ExitCode:
         try:
-            with log_on_stderr():
+            with log_on_stderr(), ended_like_an_interrupt():
                 return command(as_json=as_json, **options) or ExitCode.DONE
         except click.ClickException:
             raise
@@ -82,6 +83,16 @@ def error_document(error: BaseException) -> dict[str, Any]:
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document on standard output."""
     click.echo(json.dumps(document, indent=2))
+
+
+@contextmanager
+def ended_like_an_interrupt() -> Iterator[None]:
+    """Take a request to end (SIGTERM) like Ctrl-C: workers are stopped, and what is unfinished is named."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

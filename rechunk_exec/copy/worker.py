@@ -175,7 +175,7 @@ class Worker:
         tally = _Tally()
 
         def read(unit: Index, scratch: ScratchBuffers) -> None:
-            moved = pair.reader.read(unit, region, scratch)
+            moved = pair.reader.read_named(unit, region, scratch)
             tally.add(decoded=moved.decoded, stored_read=moved.stored, unexpected=moved.unexpected)
 
         def write(job: Any, scratch: ScratchBuffers) -> None:

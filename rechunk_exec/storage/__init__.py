@@ -20,6 +20,7 @@ from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReade
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
+from rechunk_exec.storage.lock import sole_writer
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.places import (
     beside,
@@ -77,6 +78,7 @@ __all__ = [
     "remove_partials",
     "remove_records",
     "remove_temp",
+    "sole_writer",
     "temp_place",
     "write_record",
     "write_scratch",

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.stored import StoredArray
 
 Index: TypeAlias = tuple[int, ...]
@@ -88,6 +89,16 @@ class UnitReader(ABC):
         low = tuple(number * size for number, size in zip(unit, self.stored.chunk, strict=True))
         high = tuple(min(a + size, n) for a, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True))
         return low, high
+
+    def read_named(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+        """:meth:`read`, with the chunk's key in an error."""
+        try:
+            return self.read(unit, region, scratch)
+        except StorageError as error:
+            key = self.stored.metadata.encode_chunk_key(
+                tuple(a * c // u for a, c, u in zip(unit, self.stored.chunk, self.stored.write_unit, strict=True))
+            )
+            raise StorageError(f"{error}; the object is {key} of {self.stored.array.store_path}") from error
 
     @abstractmethod
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
