@@ -63,7 +63,7 @@ def plan(request: PlanRequest) -> Plan:
         return _choose(request, {_ONE: least})
     direct = direct_rows(request)
     one = best(request, direct)
-    if one is not None and (not request.staged or _fits_reading_once(request) or _beats_any_two(request, one)):
+    if one is not None and (not request.staged or _beats_any_two(request, one)):
         return _choose(request, {_ONE: one})
     staged = None
     if request.staged:
@@ -220,11 +220,6 @@ def _why(weighed: dict[str, Stages], winner: str) -> str:
     if seconds[winner] == min(seconds.values()):
         return "chosen: least predicted time"
     return "chosen: as fast as the fastest within 2 %, and it moves fewer bytes or writes fewer objects"
-
-
-def _fits_reading_once(request: PlanRequest) -> bool:
-    """Whether one stage can read everything once: then an intermediate is not worth its disk, whatever workers idle."""
-    return _reading_once(request).peak_bytes <= request.max_mem
 
 
 def _reading_once(request: PlanRequest) -> StagePlan:

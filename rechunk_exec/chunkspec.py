@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
+
+import numpy as np
 
 from rechunk_exec.errors import PlanError
 from rechunk_exec.grid import ceil_div
@@ -159,8 +161,8 @@ def _per_axis(spec: ChunkSpec, what: str, ndim: int, names: Sequence[str | None]
     """What is given for each axis."""
     if isinstance(spec, bytes):
         raise PlanError(f"{what} are sizes, one for each axis; got the bytes {spec!r}")
-    if isinstance(spec, Iterable) and not isinstance(spec, (str, Mapping, Sequence)):
-        spec = list(spec)  # an array of numbers, say
+    if isinstance(spec, np.ndarray) and spec.ndim == 1:
+        spec = spec.tolist()
     if isinstance(spec, Mapping):
         return _by_axis(spec, what, ndim, names)
     if isinstance(spec, str) or not isinstance(spec, Sequence):

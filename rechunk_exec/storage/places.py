@@ -65,7 +65,10 @@ def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
     """Raise :class:`PlanError` if one array lies at or inside the other, through symbolic links too."""
     here, there = local_path(source), local_path(target)
     if here is not None and there is not None:
-        one, other = Path(os.path.realpath(here)), Path(os.path.realpath(there))
+        try:
+            one, other = Path(os.path.realpath(here)), Path(os.path.realpath(there))
+        except ValueError as error:
+            raise StorageError(f"nothing can be stored at {str(target)!r}: {error}") from error
         related = one == other or one in other.parents or other in one.parents
     else:
         one_path, other_path = f"{source.path}/".lstrip("/"), f"{target.path}/".lstrip("/")

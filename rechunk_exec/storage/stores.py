@@ -61,8 +61,8 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
         return ArrayRef(store=store, path=path, storage_options=options)
     if options:
         raise StorageError(f"storage_options go with a URL (s3://...); got the store {store!r}")
-    if isinstance(store, str) and (not store or "\0" in store):
-        raise StorageError(f"a path must not be empty or hold null characters; got {store!r}")
+    if isinstance(store, str) and not store:
+        raise StorageError("a path must not be empty; got ''")
     if isinstance(store, (str, os.PathLike)) and not hasattr(store, "fs"):
         return ArrayRef(store=os.path.abspath(Path(_local_path(os.fspath(store))).expanduser()), path=path)
     return ArrayRef(store=_live_store(store), path=path)
