@@ -64,7 +64,19 @@ class TargetExistsError(RechunkError, FileExistsError):
 
 
 class StorageError(RechunkError):
-    """A store, an array in it, or its metadata cannot be used as asked."""
+    """A store, an array in it, or its metadata cannot be used as asked.
+
+    Attributes
+    ----------
+    permanent : bool
+        Whether trying again cannot help: a disk is full, access is denied, stored bytes are damaged.
+    """
+
+    permanent: bool
+
+    def __init__(self, message: str, *, permanent: bool = False) -> None:
+        super().__init__(message)
+        self.permanent = permanent
 
 
 class TaskError(RechunkError):

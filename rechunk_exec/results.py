@@ -37,6 +37,13 @@ class TaskResult:
     """How the source was decoded: ``direct``, ``zarrs`` or ``zarr`` (see :mod:`rechunk_exec.storage`)."""
     writer: str
     """How the target was encoded, in the same words."""
+    objects_written: int = 0
+    """Objects stored: write units that are not all fill value."""
+    store_retries: int = 0
+    """Requests to a store that failed for a passing reason, and were made again within the task."""
+    digest: str = ""
+    """The digest of the region's elements (:mod:`rechunk_exec.digest`), as 16 hexadecimal digits; empty if the task was
+    not asked for it."""
     unexpected_chunks: int = 0
     """Chunks that had to be decoded whole where the plan counted on reading a part of them."""
     attempts: int = 1
@@ -67,6 +74,11 @@ class CopyReport:
     def tasks(self) -> int:
         """Number of tasks run."""
         return len(self.results)
+
+    @property
+    def store_retries(self) -> int:
+        """Requests to stores that were made again within a task, over all tasks."""
+        return sum(result.store_retries for result in self.results)
 
     @property
     def bytes_read(self) -> int:
@@ -104,7 +116,8 @@ class CopyReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.tasks} tasks in {self.seconds:.2f} s ({self.executor}), {self.retries} retries",
+            f"{self.tasks} tasks in {self.seconds:.2f} s ({self.executor}), {self.retries} retries"
+            + (f"; {self.store_retries} requests to stores were made again" if self.store_retries else ""),
             f"read {format_bytes(self.bytes_read)}, wrote {format_bytes(self.bytes_written)}",
             f"most memory of a task: {format_bytes(self.peak_bytes)}",
             *self.codec_paths,

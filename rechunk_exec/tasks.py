@@ -111,6 +111,8 @@ class CopyTask:
     """The job's name: what a worker keeps of one job never serves another."""
     record: bool = False
     """Whether the task leaves its result beside the target, for a driver that cannot be told."""
+    digest: bool = False
+    """Whether the task's result is to hold the digest of its region."""
 
     def __post_init__(self) -> None:
         if len(self.start) != len(self.stop) or not all(
@@ -149,9 +151,19 @@ class Stage(Sequence[CopyTask]):
     """The job's name, the same for all stages of a job."""
     record: bool = False
     """Whether tasks leave their results beside the target, for a driver that cannot be told."""
+    digest: bool = False
+    """Whether the tasks' results are to hold the digests of their regions."""
+    left: tuple[tuple[int, int], ...] | None = None
+    """Runs ``[first, stop)`` of the task numbers that this stage still has to run, in order; None: all of the plan's.
+    The length of the stage counts these only."""
+
+    def __post_init__(self) -> None:
+        ends = [0, *(number for run in self.left or () for number in run), self.plan.tasks]
+        if ends != sorted(ends) or any(first == stop for first, stop in self.left or ()):
+            raise PlanError(f"a stage's runs of task numbers go up, from 0 to {self.plan.tasks}; got {self.left}")
 
     def __len__(self) -> int:
-        return self.plan.tasks
+        return self.plan.tasks if self.left is None else sum(stop - first for first, stop in self.left)
 
     @overload
     def __getitem__(self, index: int) -> CopyTask: ...
@@ -160,11 +172,11 @@ class Stage(Sequence[CopyTask]):
     def __getitem__(self, index: int | slice) -> CopyTask | Sequence[CopyTask]:
         if isinstance(index, slice):
             return _TaskRange(self, range(len(self))[index])
-        position = range(len(self))[index]
-        start, stop = self.plan.box(position)
+        number = self.task_number(range(len(self))[index])
+        start, stop = self.plan.box(number)
         return CopyTask(
             stage=self.number,
-            index=position,
+            index=number,
             start=start,
             stop=stop,
             source=self.source,
@@ -174,13 +186,32 @@ class Stage(Sequence[CopyTask]):
             read_unit=self.plan.read_unit,
             job=self.job,
             record=self.record,
+            digest=self.digest,
         )
+
+    def task_number(self, position: int) -> int:
+        """Return the number, in the whole stage, of the task at ``position`` among those left."""
+        for first, stop in self.left or ():
+            if position < stop - first:
+                return first + position
+            position -= stop - first
+        return position
 
     def __iter__(self) -> Iterator[CopyTask]:
         return (self[index] for index in range(len(self)))
 
     def __contains__(self, task: object) -> bool:
-        return isinstance(task, CopyTask) and 0 <= task.index < len(self) and self[task.index] == task
+        return isinstance(task, CopyTask) and any(
+            first <= task.index < stop and self[before + task.index - first] == task
+            for before, (first, stop) in self._runs()
+        )
+
+    def _runs(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the runs left, each after the number of tasks before it."""
+        before = 0
+        for run in ((0, self.plan.tasks),) if self.left is None else self.left:
+            yield before, run
+            before += run[1] - run[0]
 
     @property
     def by_name(self) -> bool:
@@ -209,7 +240,7 @@ class Stage(Sequence[CopyTask]):
 
     @property
     def tasks(self) -> int:
-        """Number of tasks; the same as ``len(stage)``."""
+        """Number of tasks of the whole stage; ``len(stage)`` counts those that are left."""
         return self.plan.tasks
 
     def box(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -251,7 +251,7 @@ def test_a_password_in_a_url_is_refused() -> None:
     ArrayRef(store="/odd:name@here/a")
 
 
-@pytest.mark.parametrize("value", [{"endpoint_url": "http://h"}, ["a"], object()], ids=str)
+@pytest.mark.parametrize("value", [{"endpoint_url": "http://h"}, ["a"], object()], ids=["dict", "list", "object"])
 def test_options_that_are_no_plain_values_are_refused_at_once(value: Any) -> None:
     # They were found when a worker could not tell the array from others: an unhashable key.
     with pytest.raises(SerializationError, match="for 'client_kwargs'; make the store yourself"):

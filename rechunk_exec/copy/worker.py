@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -26,12 +26,15 @@ from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.results import TaskResult, in_order
 from rechunk_exec.storage import (
     Index,
+    Moved,
     Region,
     UnitReader,
     UnitWriter,
+    Written,
     open_reader,
     open_writer,
     read_records,
+    take_retries,
     write_record,
 )
 from rechunk_exec.tasks import CopyTask, Stage
@@ -138,6 +141,9 @@ class Worker:
             bytes_written=moved.written,
             stored_bytes_read=moved.stored_read,
             stored_bytes_written=moved.stored_written,
+            objects_written=moved.objects,
+            store_retries=moved.retries,
+            digest=moved.digest,
             unexpected_chunks=moved.unexpected,
             predicted_bytes=task.predicted_bytes,
             peak_bytes=peak_bytes,
@@ -175,11 +181,10 @@ class Worker:
         tally = _Tally()
 
         def read(unit: Index, scratch: ScratchBuffers) -> None:
-            moved = pair.reader.read_named(unit, region, scratch)
-            tally.add(decoded=moved.decoded, stored_read=moved.stored, unexpected=moved.unexpected)
+            tally.add_read(pair.reader.read_named(unit, region, scratch))
 
         def write(job: Any, scratch: ScratchBuffers) -> None:
-            tally.add(stored_written=pair.writer.write(job, region, scratch))
+            tally.add_written(pair.writer.write(job, region, scratch))
 
         # numcodecs holds the interpreter lock when it is called from the main thread.
         alone = task.threads == 1 and threading.current_thread() is not threading.main_thread()
@@ -239,19 +244,34 @@ def _open_pair(task: CopyTask) -> _Pair:
     return pair
 
 
+@dataclass(slots=True)
 class _Tally:
-    """Bytes moved by the threads of one task."""
+    """What the threads of one task have moved, in bytes, and how."""
 
-    def __init__(self) -> None:
-        self.decoded = self.stored_read = self.stored_written = self.written = self.unexpected = 0
-        self._lock = threading.Lock()
+    decoded: int = 0
+    written: int = 0
+    stored_read: int = 0
+    stored_written: int = 0
+    objects: int = 0
+    unexpected: int = 0
+    retries: int = 0
+    digest: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def add(self, *, decoded: int = 0, stored_read: int = 0, stored_written: int = 0, unexpected: int = 0) -> None:
+    def add_read(self, moved: Moved) -> None:
+        """Count what this thread has just read."""
         with self._lock:
-            self.decoded += decoded
-            self.stored_read += stored_read
-            self.stored_written += stored_written
-            self.unexpected += unexpected
+            self.decoded += moved.decoded
+            self.stored_read += moved.stored
+            self.unexpected += moved.unexpected
+            self.retries += take_retries()
+
+    def add_written(self, written: Written) -> None:
+        """Count what this thread has just written."""
+        with self._lock:
+            self.stored_written += written.stored
+            self.objects += written.objects
+            self.retries += take_retries()
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rechunk_exec.errors import TaskError
+from rechunk_exec.errors import StorageError, TaskError
 from rechunk_exec.results import Event, OnEvent, TaskResult
 from rechunk_exec.tasks import CopyTask, Stage
 
@@ -49,15 +49,21 @@ class CopyRun:
 
 def task_error(task: CopyTask, cause: BaseException) -> TaskError:
     """Return the error for a task that has failed for good."""
+    tries = "is not tried again" if is_permanent(cause) else f"is tried {TRIES} times and failed each time, at last"
     error = TaskError(
-        f"a task is tried {TRIES} times; task {task.index} of stage {task.stage}, which copies the region "
-        f"{task.start} to {task.stop} of {task.source} to {task.target}, failed each time, at last with "
-        f"{type(cause).__name__}: {cause}; remove the cause and run the job again",
+        f"task {task.index} of stage {task.stage}, which copies the region {task.start} to {task.stop} of "
+        f"{task.source} to {task.target}, {tries}: {type(cause).__name__}: {cause}; remove the cause and run the job "
+        "again",
         stage=task.stage,
         index=task.index,
     )
     error.__cause__ = cause
     return error
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether trying again cannot help: a full disk, denied access, damaged bytes."""
+    return isinstance(error, StorageError) and error.permanent
 
 
 def nobody(event: Event) -> None:

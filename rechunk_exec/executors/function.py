@@ -109,7 +109,7 @@ class FunctionExecutor:
 def _missing(stage: Stage, done: set[tuple[int, int]]) -> str:
     """Name the tasks that are missing, as runs of numbers; "" if none are."""
     runs: list[list[int]] = []
-    for index in range(len(stage)):
+    for index in map(stage.task_number, range(len(stage))):
         if (stage.number, index) in done:
             continue
         if runs and runs[-1][1] == index - 1:

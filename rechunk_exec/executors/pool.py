@@ -25,7 +25,7 @@ from rechunk_exec.copy import run_task
 from rechunk_exec.errors import RechunkError, TaskError
 from rechunk_exec.executors.base import WorkerShape, check_count
 from rechunk_exec.executors.calls import Call, Outcome
-from rechunk_exec.executors.copyrun import TRIES, CopyRun, StageTask, nobody, task_error
+from rechunk_exec.executors.copyrun import TRIES, CopyRun, StageTask, is_permanent, nobody, task_error
 from rechunk_exec.executors.shared import Shared
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult, in_order
 from rechunk_exec.tasks import CopyTask, Stage
@@ -247,12 +247,12 @@ class PoolExecutor(ABC):
                 if outcome.error is None:
                     run.done(cast(TaskResult, outcome.value), attempts=failures.pop(index, 0) + 1)
                     continue
-                failures[index] = failures.get(index, 0) + 1
+                failures[index] = TRIES if is_permanent(outcome.error) else failures.get(index, 0) + 1
                 if failures[index] == TRIES:
                     fatal = fatal or task_error(stage[index], outcome.error)
                 elif fatal is None:
                     again.append(index)
-                    run.failed(stage, index, outcome.error)
+                    run.failed(stage, stage.task_number(index), outcome.error)
         if fatal is not None:
             raise fatal
 

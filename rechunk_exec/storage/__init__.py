@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import prod
 
 from rechunk_exec.memory import ReadScratch, WriteScratch
-from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter
+from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
@@ -36,6 +36,7 @@ from rechunk_exec.storage.places import (
     temp_place,
 )
 from rechunk_exec.storage.records import read_records, remove_records, write_record
+from rechunk_exec.storage.retry import take_retries
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -53,6 +54,7 @@ __all__ = [
     "TargetWishes",
     "UnitReader",
     "UnitWriter",
+    "Written",
     "array_ref",
     "beside",
     "child",
@@ -79,6 +81,7 @@ __all__ = [
     "remove_records",
     "remove_temp",
     "sole_writer",
+    "take_retries",
     "temp_place",
     "write_record",
     "write_scratch",

@@ -30,6 +30,18 @@ class Moved(NamedTuple):
     """Chunks that had to be decoded whole where the plan counted on a part."""
 
 
+class Written(NamedTuple):
+    """What one write brought to an end."""
+
+    objects: int
+    """Objects that are stored whole by now."""
+    stored: int
+    """Their bytes; 0 where zarr does not tell."""
+
+
+NOTHING_WRITTEN = Written(0, 0)
+
+
 class Scratch(Protocol):
     """Memory of one unit in flight, used again for the next one."""
 
@@ -121,8 +133,8 @@ class UnitWriter(ABC):
         """
 
     @abstractmethod
-    def write(self, job: Any, region: Region, scratch: Scratch) -> int:
-        """Do one piece of work; return the bytes of objects that it completed."""
+    def write(self, job: Any, region: Region, scratch: Scratch) -> Written:
+        """Do one piece of work; return which objects it completed."""
 
 
 def bytes_of(elements: NDArray[Any]) -> memoryview:

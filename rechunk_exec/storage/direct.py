@@ -14,7 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, bytes_of
+from rechunk_exec.storage.access import (
+    NOTHING_WRITTEN,
+    Index,
+    Moved,
+    Region,
+    Scratch,
+    UnitReader,
+    UnitWriter,
+    Written,
+    bytes_of,
+)
 from rechunk_exec.storage.chunkcodec import ChunkCodec
 from rechunk_exec.storage.objects import Objects, ObjectWriter
 from rechunk_exec.storage.shards import EMPTY
@@ -150,8 +160,8 @@ class DirectWriter(UnitWriter):
             for index in product(*chunks):
                 yield _ChunkJob(target, index, tuple(i % count for i, count in zip(index, ratio, strict=True)))
 
-    def write(self, job: Any, region: Region, scratch: Scratch) -> int:
-        """Encode one chunk and add it to its object; return the stored bytes of an object that this completes."""
+    def write(self, job: Any, region: Region, scratch: Scratch) -> Written:
+        """Encode one chunk and add it to its object; return the object if this completes it."""
         low = tuple(number * size for number, size in zip(job.index, self.stored.chunk, strict=True))
         high = tuple(
             min(start + size, n) for start, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True)
@@ -197,7 +207,7 @@ class _OpenObject:
         self.unfinished = unfinished
         unfinished.add(self)
 
-    def add(self, place: Index, content: bytes | memoryview) -> int:
+    def add(self, place: Index, content: bytes | memoryview) -> Written:
         with self.lock:
             if self.object is None:
                 self.object = self.objects.create(self.key)
@@ -209,33 +219,33 @@ class _OpenObject:
             self.entries[place] = offset, len(content)
         return self._one_less()
 
-    def leave_out(self) -> int:
+    def leave_out(self) -> Written:
         return self._one_less()
 
     def abort(self) -> None:
         if self.object is not None:
             self.object.abort()
 
-    def _one_less(self) -> int:
+    def _one_less(self) -> Written:
         with self.lock:
             self.missing -= 1
             if self.missing:
-                return 0
-        size = self._finish()
+                return NOTHING_WRITTEN
+        written = self._finish()
         self.unfinished.discard(self)
-        return size
+        return written
 
-    def _finish(self) -> int:
+    def _finish(self) -> Written:
         if self.object is None:  # all of it is fill value
             self.objects.delete(self.key)
-            return 0
+            return NOTHING_WRITTEN
         if self.index is not None and self.entries is not None:
             content = self.index.encode(self.entries)
             if self.index.at_start:
                 self.object.place(content, 0)
             else:
                 self.object.append(content)
-        return self.object.commit()
+        return Written(1, self.object.commit())
 
 
 def is_filled(elements: memoryview, fill: bytes) -> bool:

@@ -24,7 +24,17 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.storage import StorePath, WrapperStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, bytes_of
+from rechunk_exec.storage.access import (
+    NOTHING_WRITTEN,
+    Index,
+    Moved,
+    Region,
+    Scratch,
+    UnitReader,
+    UnitWriter,
+    Written,
+    bytes_of,
+)
 from rechunk_exec.storage.chunkcodec import blosc_size
 from rechunk_exec.storage.direct import is_filled
 from rechunk_exec.storage.objects import Objects
@@ -80,7 +90,7 @@ class ZarrWriter(UnitWriter):
         """Return the write units of the region."""
         return nullcontext(region.units(self.stored.write_unit))
 
-    def write(self, job: Any, region: Region, scratch: Scratch) -> int:
+    def write(self, job: Any, region: Region, scratch: Scratch) -> Written:
         """Write one unit."""
         unit = self.stored.write_unit
         low = tuple(number * size for number, size in zip(job, unit, strict=True))
@@ -90,15 +100,15 @@ class ZarrWriter(UnitWriter):
         try:
             if self.stored.fill is not None and is_filled(bytes_of(elements), self.stored.fill):
                 self.objects.delete(self.stored.metadata.encode_chunk_key(job))
-            else:
-                self.array.set_basic_selection(tuple(map(slice, low, high)), elements)
+                return NOTHING_WRITTEN
+            self.array.set_basic_selection(tuple(map(slice, low, high)), elements)
         except StorageError:
             raise
         except Exception as error:
             raise StorageError(
                 f"unit {job} of {self.stored.array.store_path} cannot be written: {type(error).__name__}: {error}"
             ) from error
-        return 0
+        return Written(1, 0)
 
     def _gather(self, part: NDArray[Any]) -> NDArray[Any]:
         elements = np.full(self.stored.write_unit, self.stored.absent, dtype=self.stored.dtype)

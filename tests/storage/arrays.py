@@ -77,7 +77,7 @@ def write_box(writer: UnitWriter, start: Shape, elements: Array) -> int:
     region = Region(start, stop, np.ascontiguousarray(elements).reshape(elements.shape))
     scratch = ScratchBuffers()
     with writer.jobs(region) as jobs:
-        return sum(writer.write(job, region, scratch) for job in jobs)
+        return sum(writer.write(job, region, scratch).stored for job in jobs)
 
 
 def write_by_us(ref: ArrayRef, values: Array, units: int = 2) -> UnitWriter:

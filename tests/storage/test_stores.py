@@ -54,7 +54,7 @@ def test_an_empty_live_store_is_a_store(tmp_path: Path) -> None:
     assert same_bits(read_by_zarr(ref), VALUES)
 
 
-@pytest.mark.parametrize("store", [None, 5, b"bytes", ["list"], object()], ids=str)
+@pytest.mark.parametrize("store", [None, 5, b"bytes", ["list"], object()], ids=lambda store: type(store).__name__)
 def test_what_is_no_store_is_refused(store: Any) -> None:
     with pytest.raises(StorageError, match="a store must be a path, a URL, a mapping"):
         array_ref(store)
