@@ -15,13 +15,15 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
-from rechunk_exec.errors import BudgetError, PlanError, RechunkError, StorageError
+from rechunk_exec.errors import BudgetError, PlanError, RechunkError, ResumeError, StorageError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.fitting import Layouts, plan_for_workers
-from rechunk_exec.job import JobParts, JobPlaces, Rechunked
+from rechunk_exec.job import JobParts, Rechunked
+from rechunk_exec.preparation import JobPlaces
 from rechunk_exec.request import SourceLayout, TargetLayout
 from rechunk_exec.sizes import parse_bytes
+from rechunk_exec.status import JobStatus, read_status
 from rechunk_exec.tasks import ArrayRef, OptionValue
 from rechunk_exec.verification import VerifyReport, verify_arrays
 
@@ -126,8 +128,6 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     budget = parse_bytes(max_mem)
     if mode not in ("fail", "overwrite", "resume"):
         raise PlanError(f"mode must be 'fail', 'overwrite' or 'resume'; got {mode!r}")
-    if mode == "resume":
-        raise PlanError("mode='resume' is not there yet; give mode='overwrite' to start anew")
     if temp_options:
         raise PlanError(f"intermediates are uncompressed and take no options yet; got temp_options={temp_options!r}")
     if target_options is not None and not isinstance(target_options, Mapping):
@@ -163,8 +163,11 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     )
     design = storage.design_target(stored, wishes)
     storage.refuse_overlap(places.source, places.target)
-    storage.refuse_existing(places.source, places.target, mode)
+    begun = storage.read_job(places.target) if mode == "resume" and places.journalled else None
+    if begun is None:
+        storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
+    fingerprint = storage.fingerprint(stored, places.source, design.like, max_mem=budget, temp=places.temp)
     layouts = Layouts(
         shape=stored.shape,
         itemsize=itemsize,
@@ -174,23 +177,45 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     try:
-        plan = plan_for_workers(layouts, budget, cost_model, workers)
+        plan = plan_for_workers(layouts, budget, cost_model, workers) if begun is None else begun.plan
     except BudgetError as refusal:
         refusal.args = (f"{refusal}; the array is {places.source}",)
         raise
+    if begun is not None:
+        _refuse_other_job(begun, fingerprint, places, workers)
     return Rechunked(
         plan=plan,
         parts=JobParts(
             places=places,
             stored=stored,
             design=design,
+            fingerprint=fingerprint,
             mode=mode,
+            resumed=begun,
             executor=runner,
             owned=isinstance(executor, str),
             verify=verify,
             progress=progress,
         ),
     )
+
+
+def _refuse_other_job(
+    begun: storage.JobRecord, fingerprint: storage.Fingerprint, places: JobPlaces, workers: WorkerShape
+) -> None:
+    """Raise :class:`ResumeError` unless the job that was begun is the one that is asked for now."""
+    differences = begun.fingerprint.differences(fingerprint, with_temp=len(begun.plan.stages) > 1)
+    if differences:
+        raise ResumeError(
+            f"a job goes on as it was begun; the one at {places.target} was begun at {begun.begun} with other words: "
+            f"{'; '.join(differences)}; nothing was touched; give these, or mode='overwrite' to begin anew"
+        )
+    at_once = min(stage.tasks_per_worker for stage in begun.plan.stages)
+    if workers.tasks_per_worker > at_once and not workers.elastic:
+        raise ResumeError(
+            f"a job goes on within its memory; it was planned for {at_once} tasks at once in a worker; got an executor "
+            f"that runs {workers.tasks_per_worker}; give one that runs fewer, or mode='overwrite' to plan anew"
+        )
 
 
 def _finer(stored: storage.StoredArray) -> SourceLayout | None:
@@ -228,6 +253,34 @@ def verify(source: object, target: object, *, storage_options: Options | None = 
     )
 
 
+def status(target_store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> JobStatus:
+    """Return how far the job on a target is, from its journal. Nothing is written.
+
+    Parameters
+    ----------
+    target_store : str, os.PathLike, zarr store or zarr.Array
+        As given to :func:`rechunk`, or what that gave.
+    array_name : str, optional
+        As given to :func:`rechunk`.
+    storage_options : dict, optional
+        Options for URLs.
+
+    Returns
+    -------
+    JobStatus
+        ``done`` and ``total`` tasks over all stages, ``stages`` (the same for each), ``failed``, ``state``.
+
+    Raises
+    ------
+    StorageError
+        If no job of ours was begun there.
+    ResumeError
+        If its journal is damaged.
+    """
+    place = target_store.store_path if isinstance(target_store, zarr.Array) else target_store
+    return read_status(_target_ref(place, array_name, storage_options))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
     """Where the arrays of a job are to be, as it was asked for."""
@@ -261,15 +314,24 @@ def _places(wanted: _Wanted) -> JobPlaces:
             raise PlanError(f"the source {source} has no place beside it for the target; give target_store")
     else:
         _refuse_read_only(wanted.target_store, "target_store")
-        target = storage.array_ref(wanted.target_store, "", _options_for(wanted.target_store, wanted.storage_options))
-    if wanted.array_name is not None:
-        # A path, not a store of its own: so the store becomes a group.
-        target = replace(target, path="/".join(filter(None, (target.path, _node_path(wanted.array_name)))))
+        target = _target_ref(wanted.target_store, None, wanted.storage_options)
+    target = _named(target, wanted.array_name)
     temp = None
     if wanted.temp_store is not None:
         _refuse_read_only(wanted.temp_store, "temp_store")
         temp = storage.array_ref(wanted.temp_store, "", _options_for(wanted.temp_store, wanted.temp_storage_options))
     return JobPlaces(source, target, storage.temp_place(target, temp))
+
+
+def _target_ref(store: object, array_name: str | None, options: Options | None) -> ArrayRef:
+    return _named(storage.array_ref(store, "", _options_for(store, options)), array_name)
+
+
+def _named(target: ArrayRef, array_name: str | None) -> ArrayRef:
+    if array_name is None:
+        return target
+    # A path, not a store of its own: so the store becomes a group.
+    return replace(target, path="/".join(filter(None, (target.path, _node_path(array_name)))))
 
 
 def _refuse_read_only(store: object, name: str) -> None:

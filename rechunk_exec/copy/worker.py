@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from rechunk_exec import wire
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
@@ -26,6 +25,7 @@ from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.results import TaskResult, in_order
 from rechunk_exec.storage import (
     Index,
+    Journal,
     Moved,
     Region,
     UnitReader,
@@ -33,9 +33,7 @@ from rechunk_exec.storage import (
     Written,
     open_reader,
     open_writer,
-    read_records,
     take_retries,
-    write_record,
 )
 from rechunk_exec.tasks import CopyTask, Stage
 
@@ -88,9 +86,19 @@ def configure_worker(cores: int) -> None:
 
 
 def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
-    """Return the results that recording tasks of ``stages`` left beside their targets, by stage and index."""
-    texts = [text for stage in stages for text in read_records(stage.target, stage.job)]
-    return list(in_order([wire.from_json(TaskResult, text) for text in texts]))
+    """Return the results that tasks left of ``stages`` noted in their journals, by stage and index."""
+    journals = {(stage.journal.key, stage.job): (stage.journal, stage.job) for stage in stages if stage.journal}
+    by_number = {stage.number: stage for stage in stages}
+    return list(
+        in_order(
+            [
+                result
+                for journal, job in journals.values()
+                for result in Journal(journal, job, read_only=True).results().values()
+                if result.stage in by_number and by_number[result.stage].has_task(result.index)
+            ]
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +158,8 @@ class Worker:
             reader=pair.reader.way,
             writer=pair.writer.way,
         )
-        if task.record:
-            write_record(task.target, task.job, f"{task.stage}-{task.index}", wire.to_json(result))
+        if task.journal is not None:
+            Journal(task.journal, task.job).add([result])
         return result
 
     def release(self) -> None:
