@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import zarr
 
 from rechunk_exec import executors, storage
+from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError, ResumeError, StorageError
@@ -279,6 +280,17 @@ def status(target_store: object, *, array_name: str | None = None, storage_optio
     """
     place = target_store.store_path if isinstance(target_store, zarr.Array) else target_store
     return read_status(_target_ref(place, array_name, storage_options))
+
+
+def describe(store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> ArrayReport:
+    """Return what a stored array is, and whether a job of ours has finished it; see :func:`status` for the arguments.
+
+    Raises
+    ------
+    StorageError
+        If no array can be opened there.
+    """
+    return describe_array(_target_ref(store, array_name, storage_options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

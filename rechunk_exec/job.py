@@ -140,13 +140,12 @@ class Rechunked:
                 stack.callback(parts.executor.close)
             stack.enter_context(_ended_by_sigterm())
             executors.check_stages(parts.executor, self.stages)
+            if parts.resumed is not None and storage.read_finished(parts.places.target) is not None:
+                return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
             lease = stack.enter_context(storage.sole_writer(parts.places.target, documents=parts.places.journalled))
             begun = begin(self._work, lease)
             self.stages = begun.stages
-            if begun.finished:
-                self.report = CopyReport(executor=parts.executor.name, results=(), seconds=0.0)
-                return self._open_target()
             try:
                 report = self._run(begun, lease, on_event)
                 self._verify(begun, report)
@@ -155,6 +154,12 @@ class Rechunked:
                 self._tell_what_is_left(error)
                 raise
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
+        return self._open_target()
+
+    def _nothing_left(self) -> zarr.Array[Any]:
+        """The end of a job that had ended before."""
+        self.stages = tuple(replace(stage, left=()) for stage in self.stages)
+        self.report = CopyReport(executor=self._parts.executor.name, results=(), seconds=0.0)
         return self._open_target()
 
     def _make_stages(self) -> tuple[Stage, ...]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import rechunk_exec as rx
 from rechunk_exec import wire
+from rechunk_exec.api import describe
 from rechunk_exec.cli.options import JobOptions, executor_options, job_options, opened_executor, parsed_by
 from rechunk_exec.cli.outcome import ExitCode, print_json, reporting_errors
 from rechunk_exec.demo import DEMO_SIZES, DemoRequest, run_demo
@@ -113,10 +114,15 @@ def demo(*, folder: Path, size: str, executor: str, workers: int | None, as_json
 
 
 @program.command()
+@click.argument("store", required=False)
+@click.option("--array", metavar="NAME", help="Path of the array inside STORE.")
 @reporting_errors
-def info(*, as_json: bool) -> None:
-    """Show what this machine offers: cores, memory, disk, versions, and whether fresh memory comes fast."""
-    report = inspect_machine(Path.cwd())
+def info(*, store: str | None, array: str | None, as_json: bool) -> None:
+    """Show what the array STORE is, and whether the job that writes it has finished.
+
+    Without STORE, show what this machine offers: cores, memory, disk, versions, and whether fresh memory comes fast.
+    """
+    report = inspect_machine(Path.cwd()) if store is None else describe(store, array_name=array)
     if as_json:
         print_json(wire.to_document(report))
     else:

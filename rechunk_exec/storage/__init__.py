@@ -20,7 +20,7 @@ from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReade
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
-from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences
+from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.journal import (
     MERGED_AT_ONCE,
     FinishedRecord,
@@ -90,6 +90,7 @@ __all__ = [
     "holds_documents",
     "is_url",
     "layout_differences",
+    "layout_members",
     "local_path",
     "mark_temp",
     "open_array",
