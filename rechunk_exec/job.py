@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,13 +13,12 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.errors import PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
-from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.plans import Plan
 from rechunk_exec.report.progress import progress as progress_display
-from rechunk_exec.results import CopyReport, Event, OnEvent
+from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.sizes import format_bytes
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
-from rechunk_exec.verification import verify_arrays
+from rechunk_exec.verification import verify_copied
 
 _METADATA_BYTES = 4096
 """A disk with less room than this is full: the metadata of an array would not fit."""
@@ -124,7 +123,7 @@ class Rechunked:
             except BaseException as error:
                 self._tell_what_is_left(error)
                 raise
-            self._verify()
+            self._verify(report.results)
             self._finish(report)
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
@@ -146,6 +145,7 @@ class Rechunked:
                 target=refs[stage.target],
                 job=job,
                 record=getattr(parts.executor, "needs_records", False),
+                digest=parts.verify,
             )
             for number, stage in enumerate(self.plan.stages)
         )
@@ -192,13 +192,10 @@ class Rechunked:
             self._remove_intermediates()  # nothing is in them
             raise
 
-    def _verify(self) -> None:
+    def _verify(self, results: Sequence[TaskResult]) -> None:
         places = self._parts.places
         if self._parts.verify:
-            # A thread holds a chunk, its stored bytes, and the part of it that lies in one box.
-            held = 3 * max(self._parts.stored.chunk_bytes, self._parts.design.like.chunk_bytes, 1)
-            threads = max(1, min(available_cores(), self.plan.max_mem // held))
-            found = verify_arrays(places.source, places.target, threads)
+            found = verify_copied(self.stages, results, self._parts.executor, self.plan.max_mem)
             if not found.ok:
                 error = RechunkError(f"the target must hold the source's bits; {found}; the target is {places.target}")
                 self._tell_what_is_left(error)

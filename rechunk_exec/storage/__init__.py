@@ -21,6 +21,7 @@ from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.lock import sole_writer
+from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.places import (
     beside,
@@ -55,6 +56,7 @@ __all__ = [
     "UnitReader",
     "UnitWriter",
     "Written",
+    "array_paths",
     "array_ref",
     "beside",
     "child",
