@@ -41,7 +41,7 @@ _BLOCK_BYTES = 1 << 20
 """Elements are widened to 64 bits a block at a time, so that a block stays in the cache."""
 _TEXTS = 1024
 """Texts that are hashed at once."""
-_SHORT_TEXT = 256
+_SHORT_TEXT = 64
 """Texts of more characters are hashed one by one."""
 
 
@@ -230,44 +230,51 @@ def _words(elements: NDArray[Any]) -> Words:
         if not little.itemsize:
             return np.zeros((*elements.shape, 1), np.uint64)
         bits = contiguous.reshape(*elements.shape, 1).view(f"<u{width}")
-    words = bits.astype(np.uint64)
     if bits.dtype.itemsize >= 4:
-        words ^= words >> np.uint64(4 * bits.dtype.itemsize)
-    return words
+        upper = bits >> bits.dtype.type(4 * bits.dtype.itemsize)
+        bits = np.bitwise_xor(bits, upper, out=upper)
+    return bits.astype(np.uint64, copy=False)
 
 
 def _text_hashes(elements: NDArray[Any]) -> Words:
     """Return a 64-bit hash of each text, bytes or other object (by its text)."""
     hashes = np.empty(elements.size, np.uint64)
     for low in range(0, elements.size, _TEXTS):
-        part = elements[low : low + _TEXTS].tolist()
-        texts = [item if isinstance(item, str) else str(item) for item in part if not isinstance(item, bytes)]
-        if len(texts) == len(part) and max(map(len, texts)) <= _SHORT_TEXT:
-            hashes[low : low + len(part)] = _short_hashes(texts)
+        texts, lengths = _measured(elements[low : low + _TEXTS])
+        found = hashes[low : low + _TEXTS]
+        short = lengths <= _SHORT_TEXT
+        if short.all():
+            found[:] = _short_hashes(texts, lengths)
         else:
-            hashes[low : low + len(part)] = [_hash(item if isinstance(item, bytes) else str(item)) for item in part]
+            found[short] = _short_hashes(texts[short], lengths[short])
+            found[~short] = [_long_hash(text) for text in texts[~short].tolist()]
     return hashes
 
 
-def _hash(text: str | bytes) -> int:
-    if isinstance(text, str) and len(text) <= _SHORT_TEXT:
-        return int(_short_hashes([text])[0])
-    content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+def _measured(elements: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Return texts and their lengths in characters; bytes count as long ones."""
+    if elements.dtype.kind == "T" and not hasattr(elements.dtype, "na_object"):
+        # NumPy before 2.5 leaves out zeros at a text's end: so none is to end in one.
+        return elements, np.strings.str_len(np.strings.add(elements, "x")) - 1
+    texts = elements.astype(object)
+    if set(map(type, texts.tolist())) != {str}:
+        texts[:] = [text if isinstance(text, bytes) else str(text) for text in texts.tolist()]
+    lengths = [_SHORT_TEXT + 1 if isinstance(text, bytes) else len(text) for text in texts.tolist()]
+    return texts, np.array(lengths, np.intp)
 
 
-def _short_hashes(texts: Sequence[str]) -> Words:
+def _short_hashes(texts: NDArray[Any], lengths: NDArray[np.intp]) -> Words:
     """Return the hashes of short texts: the sum of characters times weights of their place in the text, mixed.
 
     The sum starts from the length's own weight, so that characters of code 0 count too.
     """
-    lengths = np.fromiter(map(len, texts), np.intp, len(texts))
-    sums = axis_weights(-2, 0, _SHORT_TEXT + 1)[lengths]
-    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64)
-    if codes.size:
-        filled = np.flatnonzero(lengths)
-        starts = (np.cumsum(lengths) - lengths)[filled]
-        place = np.arange(codes.size) - np.repeat(starts, lengths[filled])
-        codes *= axis_weights(-2, _SHORT_TEXT + 1, _SHORT_TEXT)[place]
-        sums[filled] += np.add.reduceat(codes, starts)
+    width = max(1, int(lengths.max(initial=0)))
+    codes = texts.astype(f"<U{width}").view("<u4").reshape(texts.size, width).astype(np.uint64)
+    sums = np.einsum("tc,c->t", codes, axis_weights(-2, _SHORT_TEXT + 1, width))
+    sums += axis_weights(-2, 0, _SHORT_TEXT + 1)[lengths]
     return _mixed(sums)
+
+
+def _long_hash(text: str | bytes) -> int:
+    content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
