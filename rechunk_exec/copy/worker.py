@@ -240,17 +240,18 @@ class Worker:
 
 def _digest(region: Region, scratches: list[ScratchBuffers], helpers: ThreadPoolExecutor | None) -> int:
     """Return the digest of a region, computed by as many threads as there are scratches."""
-    shape = region.elements.shape
-    axis = next((axis for axis, n in enumerate(shape) if n > 1), 0)
-    step = max(1, -(-shape[axis] // (_SLABS * len(scratches)))) if shape else 1
+    elements, first = region.elements, region.start
+    axis = next((axis for axis, n in enumerate(elements.shape) if n > 1), None)
+    if axis is None:
+        return box_digest(elements, first)
+    step = -(-elements.shape[axis] // (_SLABS * len(scratches)))
     sums: list[int] = []
 
     def add(low: int, _: ScratchBuffers) -> None:
-        slab = region.elements[(slice(None),) * axis + (slice(low, low + step), ...)]
-        start = (*region.start[:axis], region.start[axis] + low, *region.start[axis + 1 :]) if shape else ()
-        sums.append(box_digest(slab, start))
+        slab = elements[(slice(None),) * axis + (slice(low, low + step),)]
+        sums.append(box_digest(slab, (*first[:axis], first[axis] + low, *first[axis + 1 :])))
 
-    drain(range(0, shape[axis], step) if shape else (0,), add, scratches, helpers)
+    drain(range(0, elements.shape[axis], step), add, scratches, helpers)
     return sum(sums) % 2**64
 
 
