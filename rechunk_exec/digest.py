@@ -25,6 +25,7 @@ The weights are SplitMix64 outputs (Steele, Lea and Flood, "Fast splittable pseu
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ Words = NDArray[np.uint64]
 
 _BLOCK_BYTES = 1 << 20
 """Elements are widened to 64 bits a block at a time, so that a block stays in the cache."""
-_TEXTS = 1024
+_TEXTS = 4096
 """Texts that are hashed at once."""
 _SHORT_TEXT = 64
 """Texts of more characters are hashed one by one."""
@@ -270,9 +271,18 @@ def _short_hashes(texts: NDArray[Any], lengths: NDArray[np.intp]) -> Words:
     """
     width = max(1, int(lengths.max(initial=0)))
     codes = texts.astype(f"<U{width}").view("<u4").reshape(texts.size, width).astype(np.uint64)
-    sums = np.einsum("tc,c->t", codes, axis_weights(-2, _SHORT_TEXT + 1, width))
-    sums += axis_weights(-2, 0, _SHORT_TEXT + 1)[lengths]
+    weights = _text_weights()
+    sums = np.einsum("tc,c->t", codes, weights[_SHORT_TEXT + 1 :][:width])
+    sums += weights[lengths]
     return _mixed(sums)
+
+
+@functools.cache
+def _text_weights() -> Words:
+    """Return the weights of lengths, from 0 to that of the longest short text, then those of places in a text."""
+    weights = axis_weights(-2, 0, 2 * _SHORT_TEXT + 1)
+    weights.flags.writeable = False
+    return weights
 
 
 def _long_hash(text: str | bytes) -> int:

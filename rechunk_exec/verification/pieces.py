@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil, isqrt, prod
 
 from rechunk_exec import storage
@@ -87,16 +88,15 @@ def plan_reading(
         If not even one small piece at a time fits.
     """
     choices = [list(_choices(ref, stored)) for ref, stored in arrays]
+    # The fastest first: of two ways that differ in one array only, the one that comes first among its choices.
+    numbers = sorted(product(*(range(len(ways)) for ways in choices)), key=sum)
+    together = [[ways[number] for ways, number in zip(choices, chosen, strict=True)] for chosen in numbers]
     for count in range(at_once, 0, -1):
-        limit = None if max_mem is None else max_mem // count
-        fitting = [_first_fitting(options, limit) for options in choices]
-        # Each fits on its own; together they may not, where one has large pieces and the other large scratch.
-        chosen = [options[-1] if piece is None else piece for piece, options in zip(fitting, choices, strict=True)]
-        for candidate in (chosen, [options[-1] for options in choices]):
-            if limit is None or _held_bytes(candidate) <= limit:
-                pieces = (*candidate[:-1], replace(candidate[-1], forgiving=True))
-                return Reading(arrays=pieces, at_once=count)
-    least = _held_bytes([options[-1] for options in choices])
+        for pieces in together:
+            if max_mem is None or count * _held_bytes(pieces) <= max_mem:
+                forgiven = replace(pieces[-1], forgiving=True)
+                return Reading(arrays=(*pieces[:-1], forgiven), at_once=count)
+    least = min(map(_held_bytes, together))
     raise BudgetError(
         f"to compare arrays, a worker must hold a decoded chunk and its stored bytes; got max_mem={max_mem} bytes for "
         f"chunks of {', '.join(str(stored.chunk_bytes) for _, stored in arrays)} bytes; give max_mem of at least "
@@ -115,12 +115,8 @@ def _held_bytes(arrays: Sequence[Pieces]) -> int:
     )
 
 
-def _first_fitting(options: Sequence[Pieces], limit: int | None) -> Pieces | None:
-    return next((pieces for pieces in options if limit is None or _held_bytes([pieces]) <= limit), None)
-
-
 def _choices(ref: ArrayRef, stored: StoredArray) -> Iterator[Pieces]:
-    """Yield ways to read an array, the fastest first, the one that needs the least memory last."""
+    """Yield ways to read an array, the fastest first."""
     bands = list(_bands(ref, stored))
     whole = tuple(map(min, stored.chunk, stored.shape))
     straight = all(n % size == 0 for n, size in zip(stored.shape, stored.chunk, strict=True))
