@@ -5,8 +5,9 @@ Each array is read once, piece by piece along its own chunks (:mod:`.pieces`), b
 fine (:mod:`.compare`), for all arrays of groups (:mod:`.groups`). After a copy whose tasks computed digests of what
 they read, only the target is read (:mod:`.copied`).
 
-What cannot be read in the target is a finding, with its place and the reason, and the rest is compared. What cannot be
-read in the source is an error, since then nothing can be said of the target.
+What cannot be read in the target is a finding, with its place and the reason, and the rest is compared: whether bytes
+are damaged or a store fails for good, they are not there to be compared. What cannot be read in the source is an error,
+since then nothing can be said of the target.
 """
 
 from __future__ import annotations

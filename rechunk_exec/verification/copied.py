@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from rechunk_exec.digest import Words
+from rechunk_exec.errors import BudgetError
 from rechunk_exec.grid import Box, Grid
 from rechunk_exec.results import TaskResult
 from rechunk_exec.tasks import Stage
 from rechunk_exec.verification.compare import Pair, VerifyOptions, compared, differing_cells, differing_units
-from rechunk_exec.verification.crew import crew_of
+from rechunk_exec.verification.crew import Crew, crew_of
 from rechunk_exec.verification.pieces import plan_reading
 from rechunk_exec.verification.report import DifferingBox, VerifyReport
 from rechunk_exec.verification.sums import ArraySums, Asked, sums_of
@@ -42,7 +43,7 @@ def verify_copied(
     executor : str, Executor or other
         As for :func:`rechunk_exec.verify`.
     max_mem : int, optional
-        Bytes that one worker process may use.
+        Bytes that one worker process may use; those of the copy do.
     unfinished : str
         What is known of the job that has not ended, for the report.
 
@@ -58,9 +59,10 @@ def verify_copied(
     """
     source, target = stages[0].source, stages[-1].target
     pair = Pair.opened(source, target)
-    options = VerifyOptions(executor=executor, max_mem=max_mem, unfinished=unfinished)
     digests = _digests(stages, results)
     with crew_of(executor, (source, target)) as crew:
+        max_mem = _enough(pair, crew, max_mem)
+        options = VerifyOptions(executor=executor, max_mem=max_mem)
         if digests is None:
             found = compared(pair, options, crew)
             return replace(found, unfinished=unfinished, way=f"{found.way}, since the copy left no digests of its own")
@@ -89,6 +91,19 @@ def verify_copied(
             executor=crew.pool.name,
             way="the target was read, and compared with what the copy read",
         )
+
+
+def _enough(pair: Pair, crew: Crew, max_mem: int | None) -> int | None:
+    """Return ``max_mem``, or what reading both arrays takes if that is more.
+
+    A copy that fitted has held a chunk as stored and decoded, and a region. Where its region was smaller than the
+    smallest piece that is read here, this is more by that piece: no reason to fail when all is copied.
+    """
+    try:
+        pair.reading(crew, max_mem)
+    except BudgetError as error:
+        return error.needed_bytes
+    return max_mem
 
 
 def _digests(stages: Sequence[Stage], results: Sequence[TaskResult]) -> list[Words] | None:

@@ -43,6 +43,10 @@ class Crew:
         shape = self.pool.worker_shape
         return shape.workers * shape.tasks_per_worker
 
+    def threads_for(self, pieces_at_once: int) -> int:
+        """Return the threads of one call, where a worker process may hold so many pieces."""
+        return max(1, min(self.threads, pieces_at_once // self.pool.worker_shape.tasks_per_worker))
+
     def map(self, fn: Callable[[T], R], work: Iterable[T], pieces_at_once: int) -> Iterator[R]:
         """Call ``fn`` for each piece of work, so that no worker process holds more pieces than said."""
         if pieces_at_once >= self.pool.worker_shape.tasks_per_worker:

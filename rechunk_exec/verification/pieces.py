@@ -7,7 +7,8 @@ is bounded by
     piece + stored bytes + decoded bytes that are not yet in their place
 
 counted as in :mod:`rechunk_exec.memory`, the largest of each over the arrays that are compared. Besides, there are the
-sums, 8 bytes for each box, and a few megabytes in which elements are widened.
+sums, 8 bytes for each box, and up to 4 MB for each thread in which elements are widened. Of strings only the references
+are counted, not the texts.
 """
 
 from __future__ import annotations

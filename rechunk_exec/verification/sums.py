@@ -87,7 +87,7 @@ def sums_of(reading: Reading, asked: Asked, crew: Crew) -> PassResult:
     ]
     unreadable: list[list[Unreadable]] = [[] for _ in reading.arrays]
     bytes_read = 0
-    threads = max(1, min(crew.threads, reading.at_once))
+    threads = crew.threads_for(reading.at_once)
     work = chain.from_iterable(
         _work(number, pieces, asked.regions, threads, crew) for number, pieces in enumerate(reading.arrays)
     )

@@ -147,6 +147,13 @@ def test_any_dtype_is_checked(dtype: Any, tmp_path: Path) -> None:
     assert [box.start for box in report.differing] == [(0, 10, 10)]
 
 
+def test_a_budget_that_the_copy_kept_never_stops_the_check(tmp_path: Path) -> None:
+    stages, results, _ = copied(tmp_path, max_mem=30_000)
+    for max_mem in (1, 1000, 30_000):
+        assert verify_copied(stages, results, "threads", max_mem).ok
+        assert verify_copied(stages, results[1:], "threads", max_mem).ok
+
+
 def test_arrays_without_elements_are_checked(tmp_path: Path) -> None:
     stages, results, _ = copied(tmp_path, shape=(0, 12, 12))
     assert results == ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,9 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
+from rechunk_exec.digest import grid_digests
 from rechunk_exec.errors import BudgetError, PlanError
+from rechunk_exec.executors import ThreadsExecutor, WorkerShape
 from rechunk_exec.storage import open_array
 from rechunk_exec.tasks import ArrayRef, Stage
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_arrays
@@ -178,6 +182,39 @@ def test_what_is_planned_fits(max_mem: int | None, tmp_path: Path) -> None:
             }
             assert len(chunks) == 1, "a piece lies in one chunk"
         assert (covered == 1).all()
+
+
+class WideThreads(ThreadsExecutor):
+    """Two calls at once on eight cores: four threads for each."""
+
+    @property
+    def worker_shape(self) -> WorkerShape:
+        return WorkerShape(workers=1, tasks_per_worker=2, cores_per_worker=8, elastic=True)
+
+
+@pytest.mark.parametrize("fits", [1, 2, 3, 5, 8])
+def test_no_more_pieces_are_held_than_fit(fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = pair(tmp_path)
+    arrays = [(ref, open_array(ref, read_only=True)) for ref in (source, target)]
+    held = plan_reading(arrays, at_once=1).held_bytes
+    running: set[int] = set()
+    most = []
+
+    def watched(*arguments: Any) -> Any:
+        running.add(threading.get_ident())
+        most.append(len(running))
+        time.sleep(0.002)
+        try:
+            return grid_digests(*arguments)
+        finally:
+            running.discard(threading.get_ident())
+
+    monkeypatch.setattr("rechunk_exec.verification.sums.grid_digests", watched)
+    monkeypatch.setattr("rechunk_exec.verification.sums._WORK_BYTES", 50_000)
+    with WideThreads(2) as executor:
+        assert verify_arrays(source, target, VerifyOptions(executor=executor, max_mem=held * (fits + 1) - 1)).ok
+    assert len(most) >= 6
+    assert max(most) <= fits
 
 
 def test_a_sample_reads_a_share_and_finds_what_lies_in_it() -> None:
