@@ -15,7 +15,6 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import Executor
-from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.keeper import Keeper
 from rechunk_exec.plans import Plan
 from rechunk_exec.preparation import (
@@ -33,7 +32,7 @@ from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.sizes import format_bytes
 from rechunk_exec.storage import FinishedRecord, JobRecord
 from rechunk_exec.tasks import CopyTask, Stage
-from rechunk_exec.verification import VerifyReport, verify_arrays
+from rechunk_exec.verification import VerifyReport, verify_copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +192,8 @@ class Rechunked:
         parts = self._parts
         if not parts.verify:
             return
-        # A thread holds a chunk, its stored bytes, and the part of it that lies in one box.
-        held = 3 * max(parts.stored.chunk_bytes, parts.design.like.chunk_bytes, 1)
-        threads = max(1, min(available_cores(), self.plan.max_mem // held))
-        found = verify_arrays(parts.places.source, parts.places.target, threads)
+        results = (*begun.done, *report.results)
+        found = verify_copied(self._work.stages, results, parts.executor, self.plan.max_mem)
         if not found.ok:
             self._take_back(begun, report, found)
             raise RechunkError(

@@ -133,7 +133,25 @@ def find_status(target: ArrayRef) -> JobStatus | None:
 
 
 def unfinished_text(target: ArrayRef) -> str:
-    """Return what to say of an array whose job has not ended; empty if it has, or if there was none."""
+    """Return what to say of an array, or of a group of arrays, whose jobs have not all ended; empty if they have.
+
+    Raises
+    ------
+    StorageError
+        If neither can be opened there.
+    """
+    try:
+        paths = storage.array_paths(target)
+    except StorageError as error:
+        there = _unfinished(target)
+        if there:
+            raise StorageError(f"{error}; {there}") from error
+        raise
+    refs = [target] if paths is None else [storage.child(target, path) for path in paths]
+    return "; ".join(filter(None, map(_unfinished, refs)))
+
+
+def _unfinished(target: ArrayRef) -> str:
     status = find_status(target)
     if status is None or status.state == "finished":
         return ""

@@ -30,6 +30,7 @@ from rechunk_exec.storage.journal import (
     read_job,
 )
 from rechunk_exec.storage.lease import BEAT_S, Claim, Lease, running_driver, sole_writer
+from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.places import (
     beside,
@@ -76,6 +77,7 @@ __all__ = [
     "UnitReader",
     "UnitWriter",
     "Written",
+    "array_paths",
     "array_ref",
     "beside",
     "child",
