@@ -133,20 +133,11 @@ def find_status(target: ArrayRef) -> JobStatus | None:
 
 
 def unfinished_text(target: ArrayRef) -> str:
-    """Return what to say of an array, or of a group of arrays, whose jobs have not all ended; empty if they have.
-
-    Raises
-    ------
-    StorageError
-        If neither can be opened there.
-    """
+    """Return what to say of an array, or of a group of arrays, whose jobs have not all ended; empty if they have."""
     try:
         paths = storage.array_paths(target)
-    except StorageError as error:
-        there = _unfinished(target)
-        if there:
-            raise StorageError(f"{error}; {there}") from error
-        raise
+    except StorageError:  # a job may have begun that has not made its array yet
+        paths = None
     refs = [target] if paths is None else [storage.child(target, path) for path in paths]
     return "; ".join(filter(None, map(_unfinished, refs)))
 
