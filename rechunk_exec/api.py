@@ -126,8 +126,6 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     budget = parse_bytes(max_mem)
     if mode not in ("fail", "overwrite", "resume"):
         raise PlanError(f"mode must be 'fail', 'overwrite' or 'resume'; got {mode!r}")
-    if mode == "resume":
-        raise PlanError("mode='resume' is not there yet; give mode='overwrite' to start anew")
     if temp_options:
         raise PlanError(f"intermediates are uncompressed and take no options yet; got temp_options={temp_options!r}")
     if target_options is not None and not isinstance(target_options, Mapping):
@@ -143,6 +141,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
             temp_storage_options=temp_storage_options,
         )
     )
+    if mode == "resume" and storage.holds_documents(places.target):
+        raise PlanError("mode='resume' is not there yet; give mode='overwrite' to start anew")
     stored = storage.open_array(places.source, read_only=True)
     names = storage.dimension_names(stored)
     itemsize = stored.dtype.itemsize

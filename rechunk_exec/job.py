@@ -68,6 +68,7 @@ class Rechunked:
         self.report: CopyReport | None = None
         self._parts = parts
         self._begun = False
+        self._session = storage.session_target(parts.places.target, parts.design.like.metadata.zarr_format)
         self.stages = self._make_stages()
         self._refuse_places()
         check = getattr(parts.executor, "check_stages", None)
@@ -115,17 +116,23 @@ class Rechunked:
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
+            if self._session is not None:
+                stack.enter_context(self._session.job())
             executors.check_stages(parts.executor, self.stages)
             stack.enter_context(storage.sole_writer(parts.places.target))
             self._prepare()
             display = stack.enter_context(progress_display(self._parts.progress, stages=self.stages))
             try:
                 report = executors.staged_copy(self.stages, parts.executor, on_event=_both(display, on_event))
+                if self._session is not None:
+                    report = replace(report, results=self._session.collect(self.stages[-1], report.results))
             except BaseException as error:
                 self._tell_what_is_left(error)
                 raise
             self._verify()
             self._finish(report)
+            if self._session is not None:
+                self._session.commit(parts.design.like)
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
 
@@ -135,7 +142,10 @@ class Rechunked:
 
     def _make_stages(self) -> tuple[Stage, ...]:
         parts = self._parts
-        refs = {"source": parts.places.source, "target": parts.places.target}
+        target = parts.places.target
+        if self._session is not None:
+            target = replace(target, store=self._session)
+        refs = {"source": parts.places.source, "target": target}
         refs |= {name: storage.child(self._temp_place(), name) for name in self._intermediates}
         job = uuid.uuid4().hex
         return tuple(
@@ -182,12 +192,14 @@ class Rechunked:
         if self._intermediates:
             storage.mark_temp(self._temp_place(), parts.places.target)
         try:
-            if parts.mode == "overwrite":
-                storage.remove_array(parts.places.target)
-            for stage in self.stages[:-1]:
-                storage.remove_array(stage.target)  # left by a job that failed
-                storage.create(storage.design_intermediate(parts.stored, stage.plan.chunk), stage.target)
-            storage.create(parts.design, parts.places.target)
+            making = contextlib.nullcontext(parts.places.target) if self._session is None else self._session.making()
+            with making as target:
+                if parts.mode == "overwrite":
+                    storage.remove_array(target)
+                for stage in self.stages[:-1]:
+                    storage.remove_array(stage.target)  # left by a job that failed
+                    storage.create(storage.design_intermediate(parts.stored, stage.plan.chunk), stage.target)
+                storage.create(parts.design, target)
         except StorageError:
             self._remove_intermediates()  # nothing is in them
             raise
@@ -218,7 +230,11 @@ class Rechunked:
     def _tell_what_is_left(self, error: BaseException) -> None:
         places = self._parts.places
         left = f"the target {places.target} is unfinished"
-        if self._intermediates:
+        if self._session is not None:  # the job cannot be resumed, so nothing is kept
+            left = self._session.left
+            with contextlib.suppress(StorageError):
+                self._remove_intermediates()
+        elif self._intermediates:
             left += f"; kept: the intermediates {', '.join(self._intermediates)} in {places.temp}"
         if isinstance(error, RechunkError) and error.args:
             error.args = (f"{error.args[0]}; {left}", *error.args[1:])
@@ -226,6 +242,8 @@ class Rechunked:
             error.add_note(left)
 
     def _open_target(self) -> zarr.Array[Any]:
+        if self._session is not None:
+            return storage.open_array(self._session.committed, read_only=True).array
         return storage.open_array(self._parts.places.target, read_only=False).array
 
 

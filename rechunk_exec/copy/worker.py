@@ -34,6 +34,7 @@ from rechunk_exec.storage import (
     open_reader,
     open_writer,
     read_records,
+    run_with_changes,
     take_retries,
     write_record,
 )
@@ -63,7 +64,7 @@ def run_task(task: CopyTask) -> TaskResult:
     StorageError
         If an array cannot be opened, a unit cannot be read or decoded, or an object cannot be written.
     """
-    return _worker().run(task)
+    return run_with_changes(_worker().run, task)
 
 
 def release_memory() -> None:

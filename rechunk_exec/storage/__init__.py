@@ -37,6 +37,13 @@ from rechunk_exec.storage.places import (
 )
 from rechunk_exec.storage.records import read_records, remove_records, write_record
 from rechunk_exec.storage.retry import take_retries
+from rechunk_exec.storage.sessions import (
+    IcechunkTarget,
+    hidden_from_processes,
+    holds_documents,
+    run_with_changes,
+    session_target,
+)
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -46,6 +53,7 @@ from rechunk_exec.tasks import ArrayRef
 __all__ = [
     "ArrayRef",
     "Design",
+    "IcechunkTarget",
     "Index",
     "Moved",
     "Region",
@@ -64,6 +72,8 @@ __all__ = [
     "design_target",
     "dimension_names",
     "finer_read_unit",
+    "hidden_from_processes",
+    "holds_documents",
     "is_url",
     "local_path",
     "mark_temp",
@@ -80,6 +90,8 @@ __all__ = [
     "remove_partials",
     "remove_records",
     "remove_temp",
+    "run_with_changes",
+    "session_target",
     "sole_writer",
     "take_retries",
     "temp_place",

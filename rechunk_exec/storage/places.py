@@ -21,6 +21,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
 from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of
+from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -41,14 +42,21 @@ def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
 
 
 def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
-    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if that has no beside.
+    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if there is no beside.
 
-    Its name follows from the target's, so that a job begun again finds what it left.
+    Its name follows from the target's, so that a job begun again finds what it left. Nothing is put beside a target in icechunk.
     """
     # A live store's own text tells it from others of its kind.
     digest = hashlib.sha256(f"{target.store}/{target.path}".encode()).hexdigest()[:12]
     if temp is not None:
+        if not holds_documents(temp):
+            raise PlanError(
+                f"intermediates do not go to icechunk, which would hold them for ever; got the temp_store {temp}; "
+                "give a folder or a URL"
+            )
         return child(temp, f"rechunk_exec-{digest}")
+    if not holds_documents(target):
+        return None
     if target.path:
         return replace(target, path=f"{target.path}.rechunk_exec-{digest}")
     return replace(target, store=f"{target.store}.rechunk_exec-{digest}") if isinstance(target.store, str) else None
@@ -109,6 +117,8 @@ def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
         raise StorageError(f"nothing can be stored at {str(target)!r}: {error}; give another target_store") from error
     if what is None or (mode == "overwrite" and what == "an array"):
         return
+    if mode == "resume" and what == "an array" and not holds_documents(target):
+        refuse_resume(target)
     remedy = (
         "mode='overwrite' replaces arrays only; remove it yourself, or give another target_store"
         if mode == "overwrite"
