@@ -44,7 +44,8 @@ def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
 def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
     """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if there is no beside.
 
-    Its name follows from the target's, so that a job begun again finds what it left. Nothing is put beside a target in icechunk.
+    Its name follows from the target's, so that a job begun again finds what it left. A target in icechunk
+    has no beside.
     """
     # A live store's own text tells it from others of its kind.
     digest = hashlib.sha256(f"{target.store}/{target.path}".encode()).hexdigest()[:12]

@@ -14,11 +14,11 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from rechunk_exec.errors import PlanError, RechunkError, ResumeError, StorageError
@@ -62,20 +62,17 @@ def hidden_from_processes(ref: ArrayRef) -> str | None:
     """Return why other processes could not use an icechunk store, or "" if they can; None for any other store."""
     if isinstance(ref.store, IcechunkFork):
         return ""
+    if isinstance(ref.store, IcechunkTarget):
+        return ref.store.loss_in_copies
     session = _session_of(ref.store)
     if session is None:
         return None
-    if not (session.read_only or isinstance(ref.store, IcechunkTarget)):
+    if not session.read_only:
         return (
             "a writable session is seen in its own process only; for a source, give the store of a read-only session "
             "(Repository.readonly_session)"
         )
-    try:
-        copy: Session = pickle.loads(pickle.dumps(session if session.read_only else session.fork()))
-        sync(copy.store.get("zarr.json", default_buffer_prototype()))
-    except Exception as error:  # noqa: BLE001 - whatever it is, a worker would meet it too
-        return f"a copy of the session finds no repository, as if that were in memory ({type(error).__name__})"
-    return ""
+    return _loss_in_copies(session)
 
 
 def session_target(target: ArrayRef, zarr_format: int) -> IcechunkTarget | None:
@@ -119,6 +116,11 @@ class IcechunkTarget:
         self._branch = session.branch
         self._refuse_unfit()
 
+    @cached_property
+    def loss_in_copies(self) -> str:
+        """What keeps other processes from the repository, or "". Asked before anything is written."""
+        return _loss_in_copies(self.store.session)
+
     @contextmanager
     def job(self) -> Iterator[None]:
         """Have the session to oneself; what goes wrong before :meth:`commit` discards all that was written to it.
@@ -138,7 +140,7 @@ class IcechunkTarget:
     @contextmanager
     def making(self) -> Iterator[ArrayRef]:
         """Yield the place in which the array is to be made, so that tasks of any process find it."""
-        if _forks_carry_changes():
+        if _forks_carry_changes() or self.loss_in_copies:
             yield replace(self._target, store=self.store)
         else:
             base = self._session.fork()
@@ -235,8 +237,9 @@ class IcechunkTarget:
 class IcechunkFork:
     """What another process has of an :class:`IcechunkTarget`."""
 
-    base: bytes | None
-    """The pickle of a fork of the session, with the array made in it; None if that is not made yet."""
+    base: bytes | None = field(repr=False)
+    """The pickle of a fork of the session, with the array made in it; None if that is not made yet. It says how to get
+    at the repository, with what credentials it was opened with, so it is shown nowhere."""
 
     def open(self) -> Session:
         """Return a copy of the fork, which holds no changes but those of who asks."""
@@ -265,6 +268,16 @@ def run_with_changes(run: Callable[[CopyTask], TaskResult], task: CopyTask) -> T
 def _session_of(store: object) -> Session | None:
     there: Any = session_store(store)
     return None if there is None else there.session
+
+
+def _loss_in_copies(session: Session) -> str:
+    """Return what keeps a copy of a session from what is stored, or ""."""
+    try:
+        copy: Session = pickle.loads(pickle.dumps(session if session.read_only else session.fork()))
+        sync(copy.store.exists("zarr.json"))
+    except Exception as error:  # noqa: BLE001 - whatever it is, a worker would meet it too
+        return f"a copy of the session finds no repository, as if that were in memory ({type(error).__name__})"
+    return ""
 
 
 def _forks_carry_changes() -> bool:
