@@ -38,7 +38,7 @@ from rechunk_exec.storage import (
     take_retries,
     write_record,
 )
-from rechunk_exec.tasks import CopyTask, Stage
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
 _OPEN_PAIRS_KEPT = 8
 _HELPER_THREADS = 256  # started one by one, as they are needed
@@ -100,6 +100,8 @@ class _Pair:
 
     reader: UnitReader
     writer: UnitWriter
+    refs: tuple[ArrayRef, ArrayRef]
+    """What was opened. A live store is known by its identity, which another one could take if this were gone."""
 
 
 class Worker:
@@ -107,7 +109,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pairs: OrderedDict[Hashable, _Pair] = OrderedDict()
+        self._pairs: OrderedDict[tuple[str, Hashable, Hashable], _Pair] = OrderedDict()
         self._regions = BufferPool()
         self._scratches: list[ScratchBuffers] = []
         self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
@@ -173,7 +175,9 @@ class Worker:
         with self._lock:
             pair = self._pairs.get(key)
             if pair is None:
-                pair = self._pairs[key] = _open_pair(task)
+                # Tasks may have targets of their own, copies of a session, and still share what is known of the source.
+                known = next((pair.reader for other, pair in self._pairs.items() if other[:2] == key[:2]), None)
+                pair = self._pairs[key] = _open_pair(task, known)
                 if len(self._pairs) > _OPEN_PAIRS_KEPT:
                     self._pairs.popitem(last=False)
             return pair
@@ -234,8 +238,9 @@ class Worker:
                 self._scratches.extend(taken)
 
 
-def _open_pair(task: CopyTask) -> _Pair:
-    pair = _Pair(open_reader(task.source, task.read_unit), open_writer(task.target))
+def _open_pair(task: CopyTask, reader: UnitReader | None = None) -> _Pair:
+    reader = reader or open_reader(task.source, task.read_unit)
+    pair = _Pair(reader, open_writer(task.target), (task.source, task.target))
     one, other = pair.reader.stored, pair.writer.stored
     if one.shape != other.shape or one.kind != other.kind:
         raise StorageError(
