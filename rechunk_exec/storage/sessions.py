@@ -1,9 +1,9 @@
 """Icechunk sessions as source and target. Layer: storage. The only module that imports icechunk, when it is used.
 
-A session collects changes, and its branch shows none of them before :meth:`commit`. So a job is one commit, at its end,
-or none. Tasks of the driver's process write to the session itself. Other processes get a *fork* of it: a stage that is
-pickled carries an :class:`IcechunkFork` where it had an :class:`IcechunkTarget`. Each task there works on a fresh copy
-of the fork and gives its own changes back with its result; the driver merges them into the session.
+A session collects changes, and its branch shows none of them before it is committed. So a job is one commit, at its
+end, or none. Tasks of the driver's process write to the session itself. Other processes get a *fork* of it: a stage
+that is pickled carries an :class:`IcechunkFork` where it had an :class:`IcechunkTarget`. Each task there works on a
+fresh copy of the fork and gives its own changes back with its result; the driver merges them into the session.
 
 Making an array must come before forking, or each worker would make an array of its own and all but one would be lost.
 """
@@ -52,7 +52,7 @@ def holds_documents(ref: ArrayRef) -> bool:
 def refuse_resume(ref: ArrayRef) -> None:
     """Raise :class:`ResumeError`: an array is in an icechunk repository, which holds no record of jobs."""
     raise ResumeError(
-        f"a job that failed leaves nothing in an icechunk repository, so an array that is there was finished by "
+        "a job that failed leaves nothing in an icechunk repository, so an array that is there was finished by "
         f"another one; got mode='resume' and an array at {ref}; give mode='overwrite' to replace it, or another "
         "array_name"
     )
@@ -276,7 +276,8 @@ def _loss_in_copies(session: Session) -> str:
         copy: Session = pickle.loads(pickle.dumps(session if session.read_only else session.fork()))
         sync(copy.store.exists("zarr.json"))
     except Exception as error:  # noqa: BLE001 - whatever it is, a worker would meet it too
-        return f"a copy of the session finds no repository, as if that were in memory ({type(error).__name__})"
+        first_line = str(error).partition("\n")[0]
+        return f"a copy of the session cannot read the repository, as if that were in memory ({first_line.strip()})"
     return ""
 
 

@@ -28,18 +28,24 @@ BEFORE = {"epochs", "kept", "kept/beside"}
 Make = Callable[[], PoolExecutor]
 
 
-def make_repository(tmp_path: Path) -> Any:
+def make_repository(tmp_path: Path, folder: str = "repository", **options: Any) -> Any:
     """A repository with an array in two versions, and another one beside it."""
     icechunk: Any = needed_module("icechunk")
-    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
+    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / folder)))
     session = made.writable_session("main")
-    make_array(session.store, SHAPE, (1, 24, 30), name="epochs", values=FIRST, attributes={"unit": "m"})
+    make_array(session.store, SHAPE, (1, 24, 30), name="epochs", values=FIRST, attributes={"unit": "m"}, **options)
     make_array(session.store, (5, 3), (2, 3), "i2", name="kept/beside")
     made.create_tag("one", session.commit("one"))
     session = made.writable_session("main")
     zarr.open_array(session.store, path="epochs", mode="r+")[...] = SECOND
     session.commit("two")
     return made
+
+
+def open_repository(tmp_path: Path) -> Any:
+    """What :func:`make_repository` has made, opened again."""
+    icechunk: Any = needed_module("icechunk")
+    return icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
 
 
 def memory_repository() -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +20,7 @@ from rechunk_exec.errors import (
     StorageError,
 )
 from rechunk_exec.executors import ProcessesExecutor
+from tests.executors.workers import environment
 from tests.jobs import ZarrArray, assert_kept_promises, elements, make_array
 from tests.storage.repositories import (
     BEFORE,
@@ -221,3 +225,21 @@ def test_an_array_that_cannot_be_committed_stays_in_the_session(repo: Any, sourc
         job.execute()
     assert session.has_uncommitted_changes
     assert same_bits(elements(zarr.open_array(session.store, path="same", mode="r")), elements(source))
+
+
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "icechunk.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    repo = make_repository(tmp_path, folder="frames", dimension_names=["time", "y", "x"])
+    (tmp_path / "example.py").write_text(example)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "example.py"],
+        check=False,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert f"(20, 24, 30) {messages(repo)[0]}" in run.stdout
+    assert same_bits(values(repo, "series"), SECOND)

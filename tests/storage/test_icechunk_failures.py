@@ -263,10 +263,10 @@ def test_processes_are_refused_what_they_cannot_see(tmp_path: Path, repo: Any, s
     session = memory.writable_session("main")
     make_array(session.store, (8, 8), (1, 8), name="a")
     session.commit("one")
-    with pytest.raises(StorageError, match="finds no repository"):
+    with pytest.raises(StorageError, match="cannot read the repository, as if that were in memory"):
         one_stage(source, memory.writable_session("main"), executor="processes")
     reading = zarr.open_array(memory.readonly_session("main").store, path="a", mode="r")
-    with pytest.raises(StorageError, match="finds no repository"):
+    with pytest.raises(StorageError, match="cannot read the repository, as if that were in memory"):
         rx.rechunk(reading, (8, 1), "1MB", tmp_path / "target", executor="processes")
     writable = zarr.open_array(repo.writable_session("main").store, path="epochs", mode="r")
     with pytest.raises(StorageError, match="give the store of a read-only session"):

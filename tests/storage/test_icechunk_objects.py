@@ -27,6 +27,7 @@ from tests.storage.repositories import (
     make_repository,
     make_source,
     one_stage,
+    open_repository,
 )
 from tests.values import same_bits
 
@@ -71,9 +72,12 @@ def test_objects_of_a_session(repo: Any) -> None:
     assert storage.holds_documents(storage.array_ref("/nowhere"))
 
 
-def test_a_chunk_that_the_repository_has_lost_is_no_fill_value(tmp_path: Path, repo: Any) -> None:
-    for chunk in (tmp_path / "repository" / "chunks").iterdir():
-        chunk.unlink()
+@pytest.mark.parametrize("lost", ["chunks", "manifests"])
+def test_what_the_repository_has_lost_is_no_fill_value(tmp_path: Path, lost: str) -> None:
+    make_repository(tmp_path)
+    for file in (tmp_path / "repository" / lost).iterdir():
+        file.unlink()
+    repo = open_repository(tmp_path)  # the other one may hold them still
     array = zarr.open_array(repo.readonly_session("main").store, path="epochs", mode="r")
     with pytest.raises(TaskError, match=r"c/0/0/0"):
         rx.rechunk(array, (20, 4, 4), 12_000, tmp_path / "target", executor="serial", progress=False).execute()
