@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import zarr
 
 from rechunk_exec import executors, storage
-from rechunk_exec.errors import RechunkError
+from rechunk_exec.errors import RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.keeper import Keeper
 from rechunk_exec.plans import Plan
@@ -72,6 +72,7 @@ class Rechunked:
         self.report: CopyReport | None = None
         self._parts = parts
         self._begun = False
+        self._session = storage.session_target(parts.places.target, parts.design.like.metadata.zarr_format)
         self._work = Undertaking(
             places=parts.places,
             stored=parts.stored,
@@ -80,6 +81,7 @@ class Rechunked:
             mode=parts.mode,
             resumed=parts.resumed,
             plan=plan,
+            session=self._session,
             stages=(),
         )
         self.stages = self._make_stages()
@@ -138,6 +140,8 @@ class Rechunked:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
             stack.enter_context(_ended_by_sigterm())
+            if self._session is not None:
+                stack.enter_context(self._session.job())
             executors.check_stages(parts.executor, self.stages)
             if parts.resumed is not None and storage.read_finished(parts.places.target) is not None:
                 return self._nothing_left()
@@ -149,6 +153,8 @@ class Rechunked:
                 report = self._run(begun, lease, on_event)
                 self._verify(begun, report)
                 self._finish(begun, report)
+                if self._session is not None:
+                    self._session.commit(parts.design.like)
             except BaseException as error:
                 self._tell_what_is_left(error)
                 raise
@@ -163,7 +169,10 @@ class Rechunked:
 
     def _make_stages(self) -> tuple[Stage, ...]:
         parts = self._parts
-        refs = {"source": parts.places.source, "target": parts.places.target}
+        target = parts.places.target
+        if self._session is not None:
+            target = replace(target, store=self._session)
+        refs = {"source": parts.places.source, "target": target}
         refs |= {name: storage.child(self._work.temp, name) for name in self._work.intermediates}
         job = uuid.uuid4().hex
         return tuple(
@@ -186,7 +195,10 @@ class Rechunked:
         )
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
             listeners: list[OnEvent] = [keeper, display, *([] if on_event is None else [on_event])]
-            return executors.staged_copy(begun.stages, self._parts.executor, on_event=_all_of(listeners))
+            report = executors.staged_copy(begun.stages, self._parts.executor, on_event=_all_of(listeners))
+        if self._session is not None:
+            report = replace(report, results=self._session.collect(begun.stages[-1], report.results))
+        return report
 
     def _verify(self, begun: Begun, report: CopyReport) -> None:
         parts = self._parts
@@ -238,7 +250,11 @@ class Rechunked:
     def _tell_what_is_left(self, error: BaseException) -> None:
         places = self._parts.places
         left = f"the target {places.target} is unfinished"
-        if self._work.intermediates:
+        if self._session is not None:  # the job cannot be resumed, so nothing is kept
+            left = self._session.left
+            with contextlib.suppress(StorageError):
+                remove_intermediates(self._work)
+        elif self._work.intermediates:
             left += f"; kept: the intermediates {', '.join(self._work.intermediates)} in {places.temp}"
         if places.journalled:
             left += "; the same call with mode='resume' goes on from here"
@@ -248,6 +264,8 @@ class Rechunked:
             error.add_note(left)
 
     def _open_target(self) -> zarr.Array[Any]:
+        if self._session is not None:
+            return storage.open_array(self._session.committed, read_only=True).array
         return storage.open_array(self._parts.places.target, read_only=False).array
 
 

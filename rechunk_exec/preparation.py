@@ -55,6 +55,8 @@ class Undertaking:
     resumed: JobRecord | None
     """The job that was begun before, and is gone on with."""
     plan: Plan
+    session: storage.IcechunkTarget | None
+    """Of the target, if it is in an icechunk repository."""
     stages: tuple[Stage, ...]
     """All of the job's, whole."""
 
@@ -148,7 +150,7 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
         storage.mark_temp(work.temp, target)
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
-        if work.mode != "fail":
+        if work.mode != "fail" and work.session is None:
             if lease.took_over and storage.local_path(target) is None:
                 time.sleep(_WORKERS_LEAVE_S)  # they would write to the new array; on a disk they cannot
             storage.remove_array(target)
@@ -156,7 +158,7 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
         if journal is not None:
             journal.begin(_record(work))
         _create_intermediates(work, work.stages)
-        storage.create(work.design, target)
+        _create_anew(work)
     except StorageError:
         remove_intermediates(work)  # nothing is in them
         if journal is not None:
@@ -185,6 +187,17 @@ def _go_on(work: Undertaking, resumed: JobRecord) -> Begun:
     _create_intermediates(work, [stage for stage in remainder.stages if len(stage)])
     _create_target(work)
     return Begun(stages=remainder.stages, done=remainder.done, journal=journal)
+
+
+def _create_anew(work: Undertaking) -> None:
+    """Create the target; in a session, after removing what it replaces, so that both are one commit."""
+    if work.session is None:
+        storage.create(work.design, work.places.target)
+        return
+    with work.session.making() as target:
+        if work.mode != "fail":
+            storage.remove_array(target)
+        storage.create(work.design, target)
 
 
 def _record(work: Undertaking) -> JobRecord:

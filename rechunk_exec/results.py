@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from rechunk_exec.sizes import format_bytes
+from rechunk_exec.wire import NO_DOCUMENT
 
 OVERRUN_BYTES = 16_000_000
 """How far a measured peak may pass the predicted one before it is reported: the noise of allocators."""
@@ -48,6 +49,9 @@ class TaskResult:
     """Chunks that had to be decoded whole where the plan counted on reading a part of them."""
     attempts: int = 1
     """How many times the task was started until it succeeded, as far as the executor knows."""
+    changes: bytes | None = field(default=None, repr=False, compare=False, metadata=NO_DOCUMENT)
+    """What the task has changed in a copy of an icechunk session, as a pickle for the driver to merge. It has no JSON
+    form; in reports it is None."""
 
     @property
     def overrun_bytes(self) -> int:

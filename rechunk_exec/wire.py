@@ -26,6 +26,9 @@ from rechunk_exec.errors import RechunkError, SerializationError
 VERSION = 1
 """Version of the documents this package writes, and the only one that it reads."""
 
+NO_DOCUMENT: Mapping[str, bool] = types.MappingProxyType({"no_document": True})
+"""Metadata of a record's field that has no JSON form: documents leave it out while it holds its default."""
+
 _MAX_INTEGER = 2**63 - 1
 # json has no infinities or NaN; these spell them.
 _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
@@ -78,7 +81,7 @@ def to_document(record: object) -> dict[str, Any]:
     return {
         field.name: _plain(getattr(record, field.name), f"{type(record).__name__}.{field.name}")
         for field in dataclasses.fields(record)
-        if field.init
+        if field.init and not _left_out(field, record)
     }
 
 
@@ -92,6 +95,10 @@ def from_document(kind: type[Record], document: Mapping[str, Any]) -> Record:
             f"the document is not a {kind.__name__}: {'; '.join(problems[:20])}{rest}; write it again with rechunk_exec"
         )
     return typing.cast(Record, record)
+
+
+def _left_out(field: dataclasses.Field[Any], record: object) -> bool:
+    return bool(field.metadata.get("no_document")) and getattr(record, field.name) == field.default
 
 
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -133,7 +140,7 @@ def _fields(kind: type) -> tuple[tuple[str, Any, bool], ...]:
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
         for field in dataclasses.fields(kind)
-        if field.init
+        if field.init and not field.metadata.get("no_document")
     )
 
 

@@ -34,9 +34,10 @@ from rechunk_exec.storage import (
     Written,
     open_reader,
     open_writer,
+    run_with_changes,
     take_retries,
 )
-from rechunk_exec.tasks import CopyTask, Stage
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
 _OPEN_PAIRS_KEPT = 8
 _SLABS = 4
@@ -64,7 +65,7 @@ def run_task(task: CopyTask) -> TaskResult:
     StorageError
         If an array cannot be opened, a unit cannot be read or decoded, or an object cannot be written.
     """
-    return _worker().run(task)
+    return run_with_changes(_worker().run, task)
 
 
 def release_memory() -> None:
@@ -110,6 +111,8 @@ class _Pair:
 
     reader: UnitReader
     writer: UnitWriter
+    refs: tuple[ArrayRef, ArrayRef]
+    """What was opened. A live store is known by its identity, which another one could take if this were gone."""
 
 
 class Worker:
@@ -117,7 +120,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pairs: OrderedDict[Hashable, _Pair] = OrderedDict()
+        self._pairs: OrderedDict[tuple[str, Hashable, Hashable], _Pair] = OrderedDict()
         self._regions = BufferPool()
         self._scratches: list[ScratchBuffers] = []
         self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
@@ -183,7 +186,9 @@ class Worker:
         with self._lock:
             pair = self._pairs.get(key)
             if pair is None:
-                pair = self._pairs[key] = _open_pair(task)
+                # Tasks may have targets of their own, copies of a session, and still share what is known of the source.
+                known = next((pair.reader for other, pair in self._pairs.items() if other[:2] == key[:2]), None)
+                pair = self._pairs[key] = _open_pair(task, known)
                 if len(self._pairs) > _OPEN_PAIRS_KEPT:
                     self._pairs.popitem(last=False)
             return pair
@@ -263,8 +268,9 @@ def _digest(region: Region, scratches: list[ScratchBuffers], helpers: ThreadPool
     return sum(sums) % 2**64
 
 
-def _open_pair(task: CopyTask) -> _Pair:
-    pair = _Pair(open_reader(task.source, task.read_unit), open_writer(task.target))
+def _open_pair(task: CopyTask, reader: UnitReader | None = None) -> _Pair:
+    reader = reader or open_reader(task.source, task.read_unit)
+    pair = _Pair(reader, open_writer(task.target), (task.source, task.target))
     one, other = pair.reader.stored, pair.writer.stored
     if one.shape != other.shape or one.kind != other.kind:
         raise StorageError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rechunk_exec import storage
 from rechunk_exec.copy import finished_results
-from rechunk_exec.errors import RechunkError
+from rechunk_exec.errors import RechunkError, StorageError
 from rechunk_exec.executors.base import check_count
 from rechunk_exec.executors.copyrun import nobody
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult, in_order
@@ -53,6 +53,16 @@ class FunctionExecutor:
         self.name = str(getattr(fn, "__name__", type(fn).__name__))
         self.tasks_per_worker = check_count("tasks_per_worker", getattr(fn, "tasks_per_worker", 1))
         self._fn = fn
+
+    def check_stages(self, stages: Sequence[Stage]) -> None:
+        """Refuse targets that no record can lie beside."""
+        for stage in stages:
+            if not storage.holds_documents(stage.target):
+                raise StorageError(
+                    f"a function as executor needs a target that takes records of tasks; got {stage.target}, in an "
+                    f"icechunk repository, for {self.name!r}; use executor='threads' or 'processes', or an object with "
+                    "staged_copy"
+                )
 
     def staged_copy(self, stages: Sequence[Stage], *, on_event: OnEvent | None = None) -> CopyReport:
         """Run the tasks of ``stages``; see :meth:`rechunk_exec.executors.base.Executor.staged_copy`.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rechunk_exec import storage
 from rechunk_exec.errors import RechunkError, SerializationError, StorageError
 from rechunk_exec.executors.calls import Outcome
 from rechunk_exec.executors.shared import ARRIVALS, Shared, pack
@@ -169,6 +170,9 @@ def refuse_live_stores(stages: Sequence[Stage], executor: str) -> None:
 
 
 def _problem(ref: ArrayRef) -> str:
+    of_icechunk = storage.hidden_from_processes(ref)
+    if of_icechunk is not None:
+        return of_icechunk
     if _in_memory(ref.store):
         return "it is in this process's memory"
     if ref.by_name:

@@ -36,7 +36,6 @@ from rechunk_exec.storage.places import (
     beside,
     child,
     exists,
-    holds_documents,
     mark_temp,
     refuse_existing,
     refuse_foreign_temp,
@@ -50,6 +49,13 @@ from rechunk_exec.storage.places import (
 )
 from rechunk_exec.storage.presence import Presence
 from rechunk_exec.storage.retry import take_retries
+from rechunk_exec.storage.sessions import (
+    IcechunkTarget,
+    hidden_from_processes,
+    holds_documents,
+    run_with_changes,
+    session_target,
+)
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -64,6 +70,7 @@ __all__ = [
     "Design",
     "Fingerprint",
     "FinishedRecord",
+    "IcechunkTarget",
     "Index",
     "JobRecord",
     "Journal",
@@ -89,6 +96,7 @@ __all__ = [
     "exists",
     "finer_read_unit",
     "fingerprint",
+    "hidden_from_processes",
     "holds_documents",
     "is_url",
     "layout_differences",
@@ -109,7 +117,9 @@ __all__ = [
     "remove_array",
     "remove_partials",
     "remove_temp",
+    "run_with_changes",
     "running_driver",
+    "session_target",
     "sole_writer",
     "take_retries",
     "temp_place",

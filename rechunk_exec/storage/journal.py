@@ -36,7 +36,7 @@ MERGED_AT_ONCE = 64
 Record = TypeVar("Record")
 
 _JOB, _FINISHED = "job", "finished"
-_FIELDS = tuple(field.name for field in dataclasses.fields(TaskResult))
+_FIELDS = tuple(field.name for field in dataclasses.fields(TaskResult) if not field.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, forget_listings, list_names
 from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of
+from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -47,14 +48,22 @@ def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
 
 
 def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
-    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if that has no beside.
+    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if there is no beside.
 
-    Its name follows from the target's, so that a job begun again finds what it left.
+    Its name follows from the target's, so that a job begun again finds what it left. A target in icechunk
+    has no beside.
     """
     # A live store's own text tells it from others of its kind.
     digest = hashlib.sha256(f"{target.store}/{target.path}".encode()).hexdigest()[:12]
     if temp is not None:
+        if not holds_documents(temp):
+            raise PlanError(
+                f"intermediates do not go to icechunk, which would hold them for ever; got the temp_store {temp}; "
+                "give a folder or a URL"
+            )
         return child(temp, f"rechunk_exec-{digest}")
+    if not holds_documents(target):
+        return None
     if target.path:
         return replace(target, path=f"{target.path}.rechunk_exec-{digest}")
     return replace(target, store=f"{target.store}.rechunk_exec-{digest}") if isinstance(target.store, str) else None
@@ -73,11 +82,6 @@ def exists(ref: ArrayRef) -> bool:
     return any(
         objects.read(name, lambda size: memoryview(bytearray(size))) is not None for name in ("zarr.json", ".zarray")
     )
-
-
-def holds_documents(ref: ArrayRef) -> bool:
-    """Whether a store takes documents of ours beside an array's chunks."""
-    return "icechunk" not in type(ref.store).__module__
 
 
 def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
@@ -139,6 +143,8 @@ def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
     if mode == "overwrite" and what in {Occupant.ARRAY, Occupant.JOB}:
         return
     if mode == "resume":
+        if what is Occupant.ARRAY and not holds_documents(target):
+            refuse_resume(target)
         raise ResumeError(
             f"a job is resumed where it was begun; {what.value} is at {target}, and no job is recorded there (the "
             f"source is {source}); nothing was touched; give mode='overwrite' to replace an array, or another "
@@ -216,7 +222,8 @@ def remove_array(ref: ArrayRef) -> None:
         if path is None:
             store = open_store(ref, read_only=False)
             forget_listings(store)
-            sync(_remove_objects(store, ref.path))
+            # Where no mark can be, a session's commit makes it one step.
+            sync(_remove_objects(store, ref.path) if holds_documents(ref) else store.delete_dir(ref.path))
         elif path.is_dir():
             folder = path.resolve()  # a link stays, and leads to an empty folder
             aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")

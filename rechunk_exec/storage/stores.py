@@ -15,6 +15,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.storage.sessions import session_store
 from rechunk_exec.tasks import ArrayRef, OptionValue
 
 _WARNING_FILTERS = threading.RLock()
@@ -36,7 +37,7 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
 
     Parameters
     ----------
-    store : str, os.PathLike, zarr store, StorePath or mapping
+    store : str, os.PathLike, zarr store, StorePath, mapping or icechunk session
         A local path becomes absolute, so that a worker with another working directory finds it.
     path : str
         The array's path inside the store.
@@ -49,6 +50,7 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
         If ``store`` is nothing that zarr takes as a store.
     """
     options = dict(storage_options or {})
+    store = session_store(store) or store
     if isinstance(store, StorePath):
         return array_ref(store.store, "/".join(part for part in (store.path, path) if part), options)
     if isinstance(store, LocalStore):
@@ -70,8 +72,9 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
 
 def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
     """Return the zarr store that ``ref`` names. Nothing is created by this."""
-    if isinstance(ref.store, Store):
-        return ref.store
+    live = session_store(ref.store) or ref.store
+    if isinstance(live, Store):
+        return live
     if not isinstance(ref.store, str):
         raise StorageError(f"a store must be a path, a URL or a zarr store; got {ref.store!r}")
     if is_url(ref.store):
