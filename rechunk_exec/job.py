@@ -152,7 +152,7 @@ class Rechunked:
                 self._verify(begun, report)
                 self._finish(begun, report)
             except BaseException as error:
-                self._tell_what_is_left(error)
+                self._tell_what_is_left(error, begun)
                 raise
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
@@ -233,9 +233,12 @@ class Rechunked:
                 )
             )
 
-    def _tell_what_is_left(self, error: BaseException) -> None:
+    def _tell_what_is_left(self, error: BaseException, begun: Begun) -> None:
         places = self._parts.places
         left = f"the target {places.target} is unfinished"
+        if begun.journal is not None:
+            with contextlib.suppress(RechunkError):  # what went wrong with the journal is told already
+                left += f": {len(begun.journal.results())} of {self.plan.tasks} tasks are done"
         if self._work.intermediates:
             left += f"; kept: the intermediates {', '.join(self._work.intermediates)} in {places.temp}"
         if places.journalled:

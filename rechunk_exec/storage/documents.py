@@ -24,6 +24,8 @@ from rechunk_exec.tasks import ArrayRef
 PREFIX = ".rechunk_exec"
 
 _ENDING = ".json"
+_LOOKS = 2
+"""How often a folder is listed at least, while others may write to it."""
 
 
 class Documents:
@@ -57,12 +59,12 @@ class Documents:
             raise
         folder = local_path(self._ref)
         if durable and folder is not None:
-            _flush(folder / key)
+            _flush(folder, key)
 
     def read(self, name: str) -> str | None:
         """Return a document, or None if there is none of this name."""
         content = self._objects.read(f"{PREFIX}/{name}{_ENDING}", lambda size: memoryview(bytearray(size)))
-        return None if content is None else bytes(content).decode()
+        return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the documents in a folder, in order."""
@@ -77,8 +79,18 @@ class Documents:
         return sorted(name for name in self._list("") if not name.endswith(_ENDING) and not name.startswith("."))
 
     def read_all(self, folder: str) -> dict[str, str]:
-        """Return the documents of a folder by name; one that is removed meanwhile is left out."""
-        texts = {name: self.read(f"{folder}/{name}") for name in self.names(folder)}
+        """Return the documents of a folder by name; one that is removed meanwhile is left out.
+
+        One that is replaced meanwhile by another, which is written before the first is removed, is found in one form
+        at least: a listing may miss both, or name what is gone when it is read; so there is a second one, and more
+        until all that were named were there.
+        """
+        texts: dict[str, str | None] = {}
+        looks, gone = 0, True
+        while looks < _LOOKS or gone:
+            new = [name for name in self.names(folder) if name not in texts]
+            texts |= {name: self.read(f"{folder}/{name}") for name in new}
+            looks, gone = looks + 1, any(texts[name] is None for name in new)
         return {name: text for name, text in texts.items() if text is not None}
 
     def delete(self, name: str) -> None:
@@ -136,10 +148,16 @@ async def _names(store: Store, folder: str) -> list[str]:
     return [name.rstrip("/").rpartition("/")[2] async for name in names]
 
 
-def _flush(path: Path) -> None:
-    for place in (path, path.parent):  # the file, then its name
-        descriptor = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _flush(root: Path, key: str) -> None:
+    """Wait until a file is on the disk, and its name, and those of the folders that it may be the first in."""
+    path = root / key
+    folders = [folder for folder in path.parents if folder == root or root in folder.parents]
+    try:
+        for place in (path, *folders, root.parent):
+            descriptor = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"cannot write {path} to the disk: {error}") from error

@@ -70,8 +70,10 @@ class Claim:
         if self.system != _system():
             return False
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.pid_began) > 1
-        except psutil.NoSuchProcess:
+            process = psutil.Process(self.pid)
+            # One that nobody has waited for holds its number, and does nothing any more.
+            return abs(process.create_time() - self.pid_began) > 1 or process.status() == psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no number of a process
             return True
         except psutil.Error:
             return False
@@ -171,8 +173,8 @@ def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
     )
     with _lock(ref):
         lease = Lease(Documents(ref, read_only=False) if documents else None, claim)
-        _enter(lease, ref)
         try:
+            _enter(lease, ref)
             yield lease
         finally:
             with suppress(StorageError):  # what goes wrong here must not hide what went wrong before
