@@ -90,9 +90,14 @@ def test_results_that_were_not_written_yet_are_at_the_end(journal: Journal, leas
 def test_results_are_written_when_the_job_is_interrupted(
     journal: Journal, lease: Lease, error: type[BaseException]
 ) -> None:
-    with pytest.raises(error), Keeper(journal, lease, told=True, left=9) as keeper:
-        keeper(event_of(4))
-        raise error
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(4))
+            raise error
+
+    with pytest.raises(error):
+        job()
     assert journal.results() == {(0, 4): result_of(4)}
     assert journal.failures() == ()
 
@@ -132,11 +137,16 @@ def test_a_failure_is_raised_by_the_next_event_and_no_result_is_lost(
 ) -> None:
     quick(monkeypatch)
     failing(monkeypatch, [StorageError("the disk is full")])
-    with pytest.raises(StorageError, match="the disk is full"), Keeper(journal, lease, told=True, left=9) as keeper:
-        keeper(event_of(0))
-        wait_until(lambda: keeper._failure, "a failed write")
-        keeper(event_of(1))
-        pytest.fail("the event before should have raised")
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            wait_until(lambda: keeper._failure, "a failed write")
+            keeper(event_of(1))
+            pytest.fail("the event before should have raised")
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        job()
     assert journal.results() == {(0, 0): result_of(0)}
 
 
@@ -152,19 +162,29 @@ def test_an_error_of_the_job_is_not_hidden_by_one_of_the_journal(
     journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, [StorageError("the disk is full")] * 9)
-    with pytest.raises(LookupError, match="mine"), Keeper(journal, lease, told=True, left=9) as keeper:
-        keeper(event_of(0))
-        raise LookupError("mine")
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        job()
 
 
 def test_any_fault_of_the_thread_is_raised(journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
     # The thread ended in silence, and the claim was no longer written.
     quick(monkeypatch)
     failing(monkeypatch, [ZeroDivisionError("a fault of ours")])
-    with pytest.raises(ZeroDivisionError), Keeper(journal, lease, told=True, left=9) as keeper:
-        keeper(event_of(0))
-        wait_until(lambda: keeper._failure, "a failed write")
-        keeper(event_of(1))
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            wait_until(lambda: keeper._failure, "a failed write")
+            keeper(event_of(1))
+
+    with pytest.raises(ZeroDivisionError):
+        job()
 
 
 def test_a_claim_that_is_gone_stops_the_job(
@@ -173,9 +193,14 @@ def test_a_claim_that_is_gone_stops_the_job(
     quick(monkeypatch, beat_s=0.0)
     (driver,) = Documents(target, read_only=True).names("drivers")
     Documents(target, read_only=False).delete(f"drivers/{driver}")
-    with pytest.raises(TargetExistsError, match="it stops here"), Keeper(journal, lease, told=True, left=9) as keeper:
-        wait_until(lambda: keeper._failure, "a beat")
-        keeper(event_of(0))
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            wait_until(lambda: keeper._failure, "a beat")
+            keeper(event_of(0))
+
+    with pytest.raises(TargetExistsError, match="it stops here"):
+        job()
 
 
 def task_error(cause: BaseException | None) -> TaskError:
@@ -192,9 +217,14 @@ def task_error(cause: BaseException | None) -> TaskError:
 def test_a_task_that_failed_for_good_is_noted(
     journal: Journal, lease: Lease, cause: BaseException | None, message: str
 ) -> None:
-    with pytest.raises(TaskError), Keeper(journal, lease, told=True, left=9) as keeper:
-        keeper(event_of(0))
-        raise task_error(cause)
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            raise task_error(cause)
+
+    with pytest.raises(TaskError):
+        job()
     (failure,) = journal.failures()
     assert (failure.stage, failure.index, failure.message) == (1, 5, message)
     assert sorted(journal.results()) == [(0, 0)]
@@ -204,9 +234,14 @@ def test_a_task_that_failed_is_noted_also_where_results_cannot_be_written(
     journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, [StorageError("the disk is full")] * 9)
-    with pytest.raises(TaskError), Keeper(journal, lease, told=True, left=9) as keeper:
-        keeper(event_of(0))
-        raise task_error(None)
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            raise task_error(None)
+
+    with pytest.raises(TaskError):
+        job()
     assert len(journal.failures()) == 1
 
 

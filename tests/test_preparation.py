@@ -16,6 +16,7 @@ import rechunk_exec as rx
 from rechunk_exec import storage
 from rechunk_exec.executors import SerialExecutor
 from rechunk_exec.preparation import JobPlaces
+from rechunk_exec.results import Event
 from rechunk_exec.storage import ArrayRef, Design
 from rechunk_exec.tasks import Stage
 from tests.jobs import InjectedError, ZarrArray, assert_exact, make_array, snapshot
@@ -34,11 +35,11 @@ def two_stages(source: ZarrArray, target: Any, **options: Any) -> rx.Rechunked:
     return job
 
 
-def stops_after(count: int) -> Callable[[rx.Event], None]:
+def stops_after(count: int) -> Callable[[Event], None]:
     """A listener that stops the job after so many tasks."""
-    seen: list[rx.Event] = []
+    seen: list[Event] = []
 
-    def listener(event: rx.Event) -> None:
+    def listener(event: Event) -> None:
         seen.extend([event] if event.kind == "task" else [])
         if len(seen) == count:
             raise InjectedError(f"stopped after {count}")

@@ -121,9 +121,7 @@ def test_what_is_left_makes_the_target_whole_and_is_no_more_than_that(
 ) -> None:
     shape = tuple(n for n, _, _ in axes)
     units = [tuple(chunks[number] for _, chunks, _ in axes) for number in range(count + 1)]
-    regions = [
-        tuple(chunks[number + 1] * times[number] for _, chunks, times in axes) for number in range(count)
-    ]
+    regions = [tuple(chunks[number + 1] * times[number] for _, chunks, times in axes) for number in range(count)]
     folder = Path(tempfile.mkdtemp())
     try:
         stages = make_stages(folder, shape, units, regions)
@@ -180,9 +178,7 @@ def test_all_done_is_nothing_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", ["local", "memory"])
-def test_of_an_intermediate_that_was_removed_only_what_is_still_read_is_made_again(
-    tmp_path: Path, store: str
-) -> None:
+def test_of_an_intermediate_that_was_removed_only_what_is_still_read_is_made_again(tmp_path: Path, store: str) -> None:
     place: Any = tmp_path if store == "local" else MemoryStore()
     stages = two_stages(place)
     results = run(stages)

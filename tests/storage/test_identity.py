@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,7 @@ def test_the_same_arrays_have_the_same_fingerprint(tmp_path: Path) -> None:
 )
 def test_each_member_that_differs_is_named(tmp_path: Path, edit: dict[str, Any], begins: str) -> None:
     one = print_of(source_at(tmp_path), target_like())
-    edit = {
-        name: {**getattr(one, name), **value} if isinstance(value, dict) else value for name, value in edit.items()
-    }
+    edit = {name: {**getattr(one, name), **value} if isinstance(value, dict) else value for name, value in edit.items()}
     (difference,) = one.differences(replace(one, **edit), with_temp=True)
     assert difference.startswith(begins)
 
@@ -109,9 +108,7 @@ def test_another_source_is_told_by_its_metadata(tmp_path: Path, options: dict[st
 )
 def test_another_target_is_told_by_its_metadata(tmp_path: Path, options: dict[str, Any], named: str) -> None:
     source = source_at(tmp_path)
-    differences = print_of(source, target_like()).differences(
-        print_of(source, target_like(**options)), with_temp=True
-    )
+    differences = print_of(source, target_like()).differences(print_of(source, target_like(**options)), with_temp=True)
     assert any(text.startswith(named) for text in differences)
 
 
@@ -162,7 +159,7 @@ def test_chunks_are_looked_at_over_the_whole_array(tmp_path: Path) -> None:
     numbers = [int(stamp.key.rpartition("/")[2]) for stamp in stamps]
     assert len(numbers) == len(set(numbers)) == 256
     assert (numbers[0], numbers[-1]) == (0, 2999)
-    assert max(b - a for a, b in zip(numbers, numbers[1:], strict=False)) <= 12
+    assert max(b - a for a, b in pairwise(numbers)) <= 12
     assert {stamp.size for stamp in stamps} == {-1}
 
 

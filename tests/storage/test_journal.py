@@ -141,9 +141,7 @@ def merging_between(monkeypatch: pytest.MonkeyPatch, method: str, merge: Callabl
     monkeypatch.setattr(Documents, method, interrupted)
 
 
-def test_a_merge_between_listing_and_reading_hides_no_result(
-    target: ArrayRef, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_between_listing_and_reading_hides_no_result(target: ArrayRef, monkeypatch: pytest.MonkeyPatch) -> None:
     # Names that a reader had listed were gone when it read them, and their results with them.
     writer, reader = Journal(target, "job"), Journal(target, "job", read_only=True)
     for index in range(storage.MERGED_AT_ONCE):

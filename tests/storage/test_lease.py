@@ -121,12 +121,12 @@ def test_a_lease_is_held_and_leaves_nothing(target: ArrayRef, tmp_path: Path) ->
 def test_a_second_job_of_the_same_process_is_refused(
     target: ArrayRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with sole_writer(target):
         before, drivers = snapshot(tmp_path), drivers_of(target)
-        with pytest.raises(TargetExistsError, match=r"one job at a time writes a target.*nothing was touched"):
-            with sole_writer(target):
-                pytest.fail("two are in")
+        refused = pytest.raises(TargetExistsError, match=r"one job at a time writes a target.*nothing was touched")
+        with refused, sole_writer(target):
+            pytest.fail("two are in")
         assert drivers_of(target) == drivers
         assert {name: held for name, (_, held) in snapshot(tmp_path).items()} == {
             name: held for name, (_, held) in before.items()
@@ -136,7 +136,7 @@ def test_a_second_job_of_the_same_process_is_refused(
 
 
 def test_the_other_one_is_named_where_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     ref = ArrayRef(store=MemoryStore())
     write_claim(ref, own_claim(host="there"))
     with pytest.raises(TargetExistsError, match=rf"\(process {os.getpid()} on there\)"), sole_writer(ref):
@@ -146,7 +146,7 @@ def test_the_other_one_is_named_where_it_can_be(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("there", [True, False], ids=["an empty folder of the user", "no folder"])
 def test_a_folder_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    monkeypatch.setattr(lease.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     ref = target_of("local", tmp_path)
     if there:
         (tmp_path / "target").mkdir()
@@ -230,7 +230,7 @@ def test_a_silent_driver_of_another_machine_is_waited_for_and_then_taken_for_dea
     target: ArrayRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(lease.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     write_claim(target, own_claim(system="another:machine:1", beat=time.time() - 2 * lease.STALE_S))
     assert running_driver(target) is None
     with sole_writer(target) as held:
@@ -247,7 +247,7 @@ def test_a_driver_whose_clock_is_behind_is_not_taken_for_dead(
     def beat_meanwhile(seconds: float) -> None:
         write_claim(target, replace(silent, beat=silent.beat + next(beats)))
 
-    monkeypatch.setattr(lease.time, "sleep", beat_meanwhile)
+    monkeypatch.setattr(time, "sleep", beat_meanwhile)
     write_claim(target, silent)
     with pytest.raises(TargetExistsError, match="on elsewhere"), sole_writer(target):
         pass

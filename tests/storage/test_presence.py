@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 from zarr.storage import MemoryStore
 
 from rechunk_exec.storage import Presence, array_ref
+from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import make
 from tests.storage.journalled import result_of
@@ -100,17 +103,12 @@ def test_objects_of_other_stores_are_listed_where_asked(kind: str, path: str) ->
             del store._store_dict[prefix + key]
 
     else:
-        import fsspec
-
-        url = "memory://presence-test"
-        fsspec.filesystem("memory").rm("/presence-test", recursive=True) if fsspec.filesystem("memory").exists(
-            "/presence-test"
-        ) else None
+        url = f"memory://presence-test-{secrets.token_hex(6)}"
         make(url, SHAPE, (2, 3), "i4", path=path, values=position_values(SHAPE, "i4"))  # type: ignore[arg-type]
         ref = array_ref(url, path)
 
         def remove(key: str) -> None:
-            fsspec.filesystem("memory").rm("/".join(filter(None, ("/presence-test", path, key))))
+            objects_of(open_store(ref, read_only=False), path).delete(key)
 
     assert held(ref)
     remove("c/0/0")
