@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,19 @@ def test_a_store_of_icechunk_holds_no_journal() -> None:
     for store, journalled in ((Session(), False), (MemoryStore(), True), ("/a", True)):
         ref = ArrayRef(store=store)
         assert JobPlaces(ref, ref, None).journalled is journalled
+
+
+def test_a_package_that_is_not_installed_runs_too(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", unknown)
+    assert_exact(two_stages(source, tmp_path / "target").execute(), source)
+    record = storage.read_job(ArrayRef(store=str(tmp_path / "target")))
+    assert record is not None
+    assert record.package == "unknown"
 
 
 # Going on.
