@@ -8,7 +8,7 @@ pass it over.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -105,25 +105,32 @@ class Documents:
             raise StorageError(f"cannot remove {self._path(folder)} of {self._store}: {error}") from error
         self.tidy()
 
-    @property
-    def has_folder(self) -> bool:
-        """Whether the array's folder is there; other stores than local disks have none to be made."""
-        root = local_path(self._ref)
-        return root is None or root.exists()
-
-    def tidy(self, *, all_of_it: bool = False) -> None:
-        """Remove empty folders of documents, on a local disk; with ``all_of_it`` the array's too if it is empty."""
+    def tidy(self) -> None:
+        """Remove empty folders of documents, on a local disk."""
         root = local_path(self._ref)
         if root is not None:
-            for folder in (root / PREFIX / "drivers", root / PREFIX, *([root] if all_of_it else [])):
-                with suppress(OSError):
-                    folder.rmdir()
+            remove_empty((root / PREFIX / "drivers", root / PREFIX))
 
     def _path(self, folder: str) -> str:
         return "/".join(part for part in (self._ref.path, PREFIX, folder) if part)
 
     def _list(self, folder: str) -> list[str]:
         return list_names(self._store, self._path(folder))
+
+
+def missing_folders(ref: ArrayRef) -> tuple[Path, ...]:
+    """Return the folders that would have to be made for an array, the innermost first; none if it is on no disk."""
+    root = local_path(ref)
+    if root is None:
+        return ()
+    return tuple(folder for folder in (root, *root.parents) if not os.path.lexists(folder))
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, one after the other, that are there and empty."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def list_names(store: Store, folder: str) -> list[str]:

@@ -112,8 +112,7 @@ def test_a_lease_is_held_and_leaves_nothing(target: ArrayRef, tmp_path: Path) ->
         assert driver.beat >= driver.began
     assert drivers_of(target) == []
     assert running_driver(target) is None
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    assert not (tmp_path / "target" / "g" / "a").exists()
+    assert list(tmp_path.iterdir()) == []
     with sole_writer(target):
         pass
 
