@@ -130,7 +130,10 @@ def from_columns(kind: type[Record], columns: object) -> list[Record]:
     checked = {name: _column(hint, columns[name], name, problems) for name, hint, _ in fields if name in columns}
     _refuse(f"a table of {kind.__name__}", problems)
     names = tuple(checked)
-    return [kind(**dict(zip(names, row, strict=True))) for row in zip(*checked.values(), strict=True)]
+    try:
+        return [kind(**dict(zip(names, row, strict=True))) for row in zip(*checked.values(), strict=True)]
+    except (RechunkError, ValueError, TypeError) as error:
+        raise SerializationError(f"a table of {kind.__name__} must hold such records: {error}") from error
 
 
 def _refuse(what: str, problems: Sequence[str]) -> None:

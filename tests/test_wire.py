@@ -300,3 +300,17 @@ def test_a_record_has_a_say_when_it_is_read() -> None:
     assert wire.from_json(Careful, wire.to_json(Careful(number=9))).number == 9
     with pytest.raises(SerializationError, match="Careful: not from a stranger"):
         wire.from_json(Careful, wire.to_json(Careful(number=10)))
+
+
+def test_records_that_refuse_their_values_are_refused_in_columns_too() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Even:
+        number: int
+
+        def __post_init__(self) -> None:
+            if self.number % 2:
+                raise ValueError(f"{self.number} is odd")
+
+    assert len(wire.from_columns(Even, {"number": [0, 2, 4]})) == 3
+    with pytest.raises(SerializationError, match="a table of Even must hold such records: 3 is odd"):
+        wire.from_columns(Even, {"number": [0, 3, 4]})
