@@ -13,20 +13,20 @@ from typing import Any, Literal, TypeAlias
 import zarr
 
 from rechunk_exec import executors, storage
+from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
-from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.preparation import JobPlaces
 from rechunk_exec.request import SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
-from rechunk_exec.status import JobStatus, read_status
+from rechunk_exec.status import JobStatus, read_status, unfinished_text
 from rechunk_exec.tasks import ArrayRef, OptionValue
-from rechunk_exec.verification import VerifyReport, verify_arrays
+from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_nodes
 
 Options: TypeAlias = Mapping[str, OptionValue]
 Mode: TypeAlias = Literal["fail", "overwrite", "resume"]
@@ -209,32 +209,73 @@ def _finer(stored: storage.StoredArray) -> SourceLayout | None:
     return SourceLayout(chunk=stored.chunk, read_unit=unit, scratch=storage.read_scratch(stored, unit))
 
 
-def verify(source: object, target: object, *, storage_options: Options | None = None) -> VerifyReport:
-    """Compare two arrays bit for bit, by digests that do not depend on chunking.
+def verify(  # noqa: PLR0913 - what rechunk takes, and the sample
+    source: object,
+    target: object,
+    *,
+    executor: object = "threads",
+    max_mem: int | str | None = None,
+    sample: float | None = None,
+    storage_options: Options | None = None,
+) -> VerifyReport:
+    """Compare two arrays bit for bit, or all arrays of two groups, by digests that do not depend on chunking.
 
-    Each array is read once, along its own chunks. NaN payloads and the sign of zero count as bits; an absent chunk
-    counts as fill value.
+    Each array is read once, along its own chunks; what differs is read again, to find the write units. NaN payloads and
+    the sign of zero count as bits, an absent chunk counts as fill value, strings count by a hash of each; byte order
+    and attributes do not count. How sure that is: :mod:`rechunk_exec.digest`.
 
     Parameters
     ----------
-    source, target : str, os.PathLike, zarr.Array or zarr store
-        Two arrays of one shape and dtype (whatever its byte order).
+    source, target : str, os.PathLike, zarr.Array, zarr.Group or zarr store
+        Two arrays of one shape and dtype, or two groups, whose arrays are matched by path.
+    executor : str, executor, concurrent.futures.Executor, or callable
+        What computes the sums: a pool of workers. With others, such as a function, threads of this process do it.
+    max_mem : int or str, optional
+        Memory that one worker process may use, in bytes, or like ``"8GB"``: a decoded chunk, its stored bytes, and the
+        part of it that is added up, for each thread. Not bounded if not given.
+    sample : float, optional
+        Share of the target's write units to look at: 0.01 is one of a hundred, at least one of each array. The same
+        ones each time, spread at random. None looks at all.
     storage_options : dict, optional
         Options for URLs.
 
     Returns
     -------
     VerifyReport
-        ``ok``, and the write units of ``target`` that differ: boxes with ``start`` and ``stop``, in elements.
+        ``ok``, and ``differing``: the write units of ``target`` that differ or cannot be read, as boxes with ``start``
+        and ``stop`` in elements, the ``path`` in a group, and the ``reason`` if they could not be compared. In groups
+        also arrays that are on one side only, or of another shape or dtype.
 
     Raises
     ------
     StorageError
-        If an array cannot be read, or shapes or dtypes differ.
+        If the source cannot be read, an array cannot be opened, or shapes or dtypes of two arrays differ.
+    BudgetError
+        If ``max_mem`` is less than reading one chunk takes; ``needed_bytes`` would do.
+
+    Examples
+    --------
+    >>> import numpy as np, zarr
+    >>> one = zarr.create_array({}, data=np.arange(6.0), chunks=2)
+    >>> other = zarr.create_array({}, data=np.arange(6.0), chunks=3)
+    >>> print(verify(one, other))
+    verified: 2 boxes are the same to the bit
+    >>> other[4] = 0
+    >>> verify(one, other).differing[0].start
+    (3,)
     """
-    return verify_arrays(
-        _source_ref(source, storage_options), _source_ref(target, storage_options), threads=available_cores()
+    source_ref, target_ref = _node_ref(source, storage_options), _node_ref(target, storage_options)
+    options = VerifyOptions(
+        executor=_runner(executor)[0] if not isinstance(executor, str) else executor,
+        max_mem=None if max_mem is None else parse_bytes(max_mem),
+        sample=sample,
+        unfinished=unfinished_text(target_ref),
     )
+    return verify_nodes(source_ref, target_ref, options)
+
+
+def _node_ref(node: object, storage_options: Options | None) -> ArrayRef:
+    return storage.array_ref(node.store_path) if isinstance(node, zarr.Group) else _source_ref(node, storage_options)
 
 
 def status(target_store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> JobStatus:
@@ -263,6 +304,17 @@ def status(target_store: object, *, array_name: str | None = None, storage_optio
     """
     place = target_store.store_path if isinstance(target_store, zarr.Array) else target_store
     return read_status(_target_ref(place, array_name, storage_options))
+
+
+def describe(store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> ArrayReport:
+    """Return what a stored array is, and whether a job of ours has finished it; see :func:`status` for the arguments.
+
+    Raises
+    ------
+    StorageError
+        If no array can be opened there.
+    """
+    return describe_array(_target_ref(store, array_name, storage_options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

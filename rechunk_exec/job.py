@@ -15,7 +15,6 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import Executor
-from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.keeper import Keeper
 from rechunk_exec.plans import Plan
 from rechunk_exec.preparation import (
@@ -33,7 +32,7 @@ from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.sizes import format_bytes
 from rechunk_exec.storage import FinishedRecord, JobRecord
 from rechunk_exec.tasks import CopyTask, Stage
-from rechunk_exec.verification import VerifyReport, verify_arrays
+from rechunk_exec.verification import VerifyReport, verify_copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +139,12 @@ class Rechunked:
                 stack.callback(parts.executor.close)
             stack.enter_context(_ended_by_sigterm())
             executors.check_stages(parts.executor, self.stages)
+            if parts.resumed is not None and storage.read_finished(parts.places.target) is not None:
+                return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
             lease = stack.enter_context(storage.sole_writer(parts.places.target, documents=parts.places.journalled))
             begun = begin(self._work, lease)
             self.stages = begun.stages
-            if begun.finished:
-                self.report = CopyReport(executor=parts.executor.name, results=(), seconds=0.0)
-                return self._open_target()
             try:
                 report = self._run(begun, lease, on_event)
                 self._verify(begun, report)
@@ -155,6 +153,12 @@ class Rechunked:
                 self._tell_what_is_left(error, begun)
                 raise
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
+        return self._open_target()
+
+    def _nothing_left(self) -> zarr.Array[Any]:
+        """The end of a job that had ended before."""
+        self.stages = tuple(replace(stage, left=()) for stage in self.stages)
+        self.report = CopyReport(executor=self._parts.executor.name, results=(), seconds=0.0)
         return self._open_target()
 
     def _make_stages(self) -> tuple[Stage, ...]:
@@ -188,10 +192,8 @@ class Rechunked:
         parts = self._parts
         if not parts.verify:
             return
-        # A thread holds a chunk, its stored bytes, and the part of it that lies in one box.
-        held = 3 * max(parts.stored.chunk_bytes, parts.design.like.chunk_bytes, 1)
-        threads = max(1, min(available_cores(), self.plan.max_mem // held))
-        found = verify_arrays(parts.places.source, parts.places.target, threads)
+        results = (*begun.done, *report.results)
+        found = verify_copied(self._work.stages, results, parts.executor, self.plan.max_mem)
         if not found.ok:
             self._take_back(begun, report, found)
             raise RechunkError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 
@@ -89,8 +89,6 @@ class Begun:
     done: tuple[TaskResult, ...]
     """Results of the others."""
     journal: Journal | None
-    finished: bool = False
-    """Whether it has run to its end before."""
 
 
 def begin(work: Undertaking, lease: Lease) -> Begun:
@@ -174,13 +172,7 @@ def _go_on(work: Undertaking, resumed: JobRecord) -> Begun:
         raise ResumeError(
             f"a job goes on as it was when it was planned; since then another one was begun at {target}; plan again"
         )
-    before = Journal(target, record.job)
-    if storage.read_finished(target) is not None:
-        done = tuple(before.results().values())
-        return Begun(
-            stages=tuple(replace(stage, left=()) for stage in work.stages), done=done, journal=before, finished=True
-        )
-    remainder = what_is_left(work.stages, before.results())
+    remainder = what_is_left(work.stages, Journal(target, record.job).results())
     _remove_partials(work)
     # A name of its own: what is still running for the job before it does not reach this one.
     journal = Journal(target, work.stages[0].job)

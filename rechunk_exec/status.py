@@ -145,7 +145,16 @@ def _status_of(record: JobRecord, target: ArrayRef) -> JobStatus:
 
 
 def unfinished_text(target: ArrayRef) -> str:
-    """Return what to say of an array whose job has not ended; empty if it has, or if there was none."""
+    """Return what to say of an array, or of a group of arrays, whose jobs have not all ended; empty if they have."""
+    try:
+        paths = storage.array_paths(target)
+    except StorageError:  # a job may have begun that has not made its array yet
+        paths = None
+    refs = [target] if paths is None else [storage.child(target, path) for path in paths]
+    return "; ".join(filter(None, map(_unfinished, refs)))
+
+
+def _unfinished(target: ArrayRef) -> str:
     status = find_status(target)
     if status is None or status.state == "finished":
         return ""

@@ -21,6 +21,7 @@ import numpy as np
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
+from rechunk_exec.digest import box_digest
 from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.results import TaskResult, in_order
 from rechunk_exec.storage import (
@@ -38,6 +39,8 @@ from rechunk_exec.storage import (
 from rechunk_exec.tasks import CopyTask, Stage
 
 _OPEN_PAIRS_KEPT = 8
+_SLABS = 4
+"""Parts of a region, for each thread, whose digests are computed apart: none waits long for another."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -199,6 +202,8 @@ class Worker:
         helpers = None if alone else self._helpers
         with self._region(task, pair) as region, self._borrow_scratches(task.threads) as scratches:
             drain(pair.reader.units(region), read, scratches, helpers)
+            if task.digest:
+                tally.digest = f"{_digest(region, scratches, helpers):016x}"
             for scratch in scratches:
                 scratch.shrink()
             with pair.writer.jobs(region) as jobs:
@@ -239,6 +244,23 @@ class Worker:
         finally:
             with self._lock:
                 self._scratches.extend(taken)
+
+
+def _digest(region: Region, scratches: list[ScratchBuffers], helpers: ThreadPoolExecutor | None) -> int:
+    """Return the digest of a region, computed by as many threads as there are scratches."""
+    elements, first = region.elements, region.start
+    axis = next((axis for axis, n in enumerate(elements.shape) if n > 1), None)
+    if axis is None:
+        return box_digest(elements, first)
+    step = -(-elements.shape[axis] // (_SLABS * len(scratches)))
+    sums: list[int] = []
+
+    def add(low: int, _: ScratchBuffers) -> None:
+        slab = elements[(slice(None),) * axis + (slice(low, low + step),)]
+        sums.append(box_digest(slab, (*first[:axis], first[axis] + low, *first[axis + 1 :])))
+
+    drain(range(0, elements.shape[axis], step), add, scratches, helpers)
+    return sum(sums) % 2**64
 
 
 def _open_pair(task: CopyTask) -> _Pair:

@@ -20,7 +20,7 @@ from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReade
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
-from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences
+from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.journal import (
     MERGED_AT_ONCE,
     FinishedRecord,
@@ -30,6 +30,7 @@ from rechunk_exec.storage.journal import (
     read_job,
 )
 from rechunk_exec.storage.lease import BEAT_S, Claim, Lease, running_driver, sole_writer
+from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.places import (
     beside,
@@ -76,6 +77,7 @@ __all__ = [
     "UnitReader",
     "UnitWriter",
     "Written",
+    "array_paths",
     "array_ref",
     "beside",
     "child",
@@ -90,6 +92,7 @@ __all__ = [
     "holds_documents",
     "is_url",
     "layout_differences",
+    "layout_members",
     "local_path",
     "mark_temp",
     "open_array",

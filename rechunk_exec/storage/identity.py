@@ -91,11 +91,13 @@ def fingerprint(
 
 def layout_differences(begun: Fingerprint, there: StoredArray) -> list[str]:
     """Return in what, besides attributes, an array is not as the target of a job was to be; for people."""
-    wanted, found = (
-        {name: value for name, value in members.items() if not name.startswith("attribute")}
-        for members in (begun.target_metadata, _members(there))
-    )
-    return _members_differ("its", wanted, found)
+    wanted = {name: value for name, value in begun.target_metadata.items() if not name.startswith("attribute")}
+    return _members_differ("its", wanted, layout_members(there))
+
+
+def layout_members(stored: StoredArray) -> dict[str, str]:
+    """Return the members of an array's metadata documents but for attributes, as JSON; long ones by their SHA-256."""
+    return {name: value for name, value in _members(stored).items() if not name.startswith("attribute")}
 
 
 def _members(stored: StoredArray) -> dict[str, str]:
