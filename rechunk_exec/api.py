@@ -16,12 +16,13 @@ from rechunk_exec import executors, storage
 from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
-from rechunk_exec.errors import BudgetError, PlanError, RechunkError, ResumeError, StorageError
+from rechunk_exec.errors import BudgetError, PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.preparation import JobPlaces
 from rechunk_exec.request import SourceLayout, TargetLayout
+from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, unfinished_text
 from rechunk_exec.tasks import ArrayRef, OptionValue
@@ -182,7 +183,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         refusal.args = (f"{refusal}; the array is {places.source}",)
         raise
     if begun is not None:
-        _refuse_other_job(begun, fingerprint, places, workers)
+        refuse_other_job(begun, fingerprint, workers, places.target)
+        refuse_other_plan(begun, stored, design.like, places.target)
     return Rechunked(
         plan=plan,
         parts=JobParts(
@@ -198,24 +200,6 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
             progress=progress,
         ),
     )
-
-
-def _refuse_other_job(
-    begun: storage.JobRecord, fingerprint: storage.Fingerprint, places: JobPlaces, workers: WorkerShape
-) -> None:
-    """Raise :class:`ResumeError` unless the job that was begun is the one that is asked for now."""
-    differences = begun.fingerprint.differences(fingerprint, with_temp=len(begun.plan.stages) > 1)
-    if differences:
-        raise ResumeError(
-            f"a job goes on as it was begun; the one at {places.target} was begun at {begun.begun} with other words: "
-            f"{'; '.join(differences)}; nothing was touched; give these, or mode='overwrite' to begin anew"
-        )
-    at_once = min(stage.tasks_per_worker for stage in begun.plan.stages)
-    if workers.tasks_per_worker > at_once and not workers.elastic:
-        raise ResumeError(
-            f"a job goes on within its memory; it was planned for {at_once} tasks at once in a worker; got an executor "
-            f"that runs {workers.tasks_per_worker}; give one that runs fewer, or mode='overwrite' to plan anew"
-        )
 
 
 def _finer(stored: storage.StoredArray) -> SourceLayout | None:

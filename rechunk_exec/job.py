@@ -156,7 +156,7 @@ class Rechunked:
                 if self._session is not None:
                     self._session.commit(parts.design.like)
             except BaseException as error:
-                self._tell_what_is_left(error)
+                self._tell_what_is_left(error, begun)
                 raise
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
@@ -247,9 +247,12 @@ class Rechunked:
                 )
             )
 
-    def _tell_what_is_left(self, error: BaseException) -> None:
+    def _tell_what_is_left(self, error: BaseException, begun: Begun) -> None:
         places = self._parts.places
         left = f"the target {places.target} is unfinished"
+        if begun.journal is not None:
+            with contextlib.suppress(RechunkError):  # what went wrong with the journal is told already
+                left += f": {len(begun.journal.results())} of {self.plan.tasks} tasks are done"
         if self._session is not None:  # the job cannot be resumed, so nothing is kept
             left = self._session.left
             with contextlib.suppress(StorageError):

@@ -48,7 +48,7 @@ class Keeper:
         self._done = 0
         self._bytes_written = 0
         self._written = 0
-        self._failure: RechunkError | None = None
+        self._failure: Exception | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="rechunk_exec-journal", daemon=True)
 
@@ -67,9 +67,10 @@ class Keeper:
             return
         with suppress(RechunkError):  # such as a full disk, which is what the error may be about
             self._write()
-            if isinstance(error, TaskError) and self._journal is not None:
-                cause = error.__cause__ or error
-                message = f"{type(cause).__name__}: {cause}"
+        if isinstance(error, TaskError) and self._journal is not None:
+            cause = error.__cause__ or error
+            message = f"{type(cause).__name__}: {cause}"
+            with suppress(RechunkError):
                 self._journal.add_failure(TaskFailure(stage=error.stage, index=error.index, message=message))
 
     def __call__(self, event: Event) -> None:
@@ -96,7 +97,7 @@ class Keeper:
                     self._lease.beat(done=self._done, left=self._left, bytes_written=self._bytes_written)
                     if self._journal is not None and not self._told:
                         self._journal.merge()
-            except RechunkError as error:
+            except Exception as error:  # noqa: BLE001 - a thread has nobody to raise it to; the next event does
                 self._failure = error
                 return
 

@@ -8,6 +8,7 @@ Counts are never stored: ``tasks``, ``objects``, ``operations`` and ``traffic`` 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
 from rechunk_exec.grid import Grid, elements_touched, units_touched
 from rechunk_exec.sizes import format_bytes
+
+_INTERMEDIATE = re.compile(r"temp-[1-9][0-9]{0,3}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +63,12 @@ class StagePlan:
     """Seconds by the cost model."""
 
     def __post_init__(self) -> None:
+        if any(n < 0 for n in self.shape):
+            raise PlanError(f"a stage's array has no negative sizes; got shape {self.shape}")
         shapes = (self.read_unit, self.write_unit, self.chunk, self.region)
         if any(len(sizes) != len(self.shape) for sizes in shapes):
             raise PlanError(f"a stage's shapes need one size per axis of {self.shape}; got {shapes}")
-        if any(u < 1 and n > 0 for sizes in shapes for u, n in zip(sizes, self.shape, strict=True)):
+        if any(u < min(n, 1) for sizes in shapes for u, n in zip(sizes, self.shape, strict=True)):
             raise PlanError(f"a stage's shapes need at least one element per axis of {self.shape}; got {shapes}")
         for g, b, n in zip(self.region, self.write_unit, self.shape, strict=True):
             if g < n and g % b:
@@ -73,6 +78,8 @@ class StagePlan:
                 )
         if min(self.itemsize, self.threads, self.tasks_per_worker) < 1 or self.peak_bytes < 0:
             raise PlanError(f"a stage's itemsize, threads and tasks_per_worker are at least 1; got {self!r}")
+        if not self.predicted_s >= 0:
+            raise PlanError(f"a stage takes at least 0 seconds; got {self.predicted_s}")
 
     @property
     def elements(self) -> int:
@@ -207,6 +214,9 @@ class Plan:
                 raise PlanError(f"each stage reads what the one before it wrote; got {before!r}, then {after!r}")
         if self.stages[0].source != "source" or self.stages[-1].target != "target":
             raise PlanError("a plan goes from 'source' to 'target'; got other names at its ends")
+        names = [stage.target for stage in self.stages[:-1]]
+        if len(set(names)) < len(names) or not all(_INTERMEDIATE.fullmatch(name) for name in names):
+            raise PlanError(f"intermediates are called temp-1, temp-2 and so on, each once; got {names}")
         if self.peak_bytes > self.max_mem:
             raise PlanError(f"a plan stays within max_mem; got a peak of {self.peak_bytes} for {self.max_mem} bytes")
 

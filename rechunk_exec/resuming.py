@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rechunk_exec import storage
-from rechunk_exec.grid import Box, Grid
+from rechunk_exec.errors import ResumeError
+from rechunk_exec.executors.base import WorkerShape
+from rechunk_exec.grid import Box, Grid, clip
 from rechunk_exec.plans import StagePlan
 from rechunk_exec.results import TaskResult
-from rechunk_exec.tasks import Stage
+from rechunk_exec.tasks import ArrayRef, Stage
 
 Results = Mapping[tuple[int, int], TaskResult]
 
@@ -51,9 +53,55 @@ def what_is_left(stages: Sequence[Stage], results: Results) -> Remainder:
         done += [
             result
             for (number, index), result in results.items()
-            if number == stage.number and index not in missing and index < stage.tasks
+            if number == stage.number and index not in missing and 0 <= index < stage.tasks
         ]
     return Remainder(tuple(left), tuple(done))
+
+
+def refuse_other_job(
+    begun: storage.JobRecord, wanted: storage.Fingerprint, workers: WorkerShape, target: ArrayRef
+) -> None:
+    """Raise :class:`ResumeError` unless the job that was begun is the one that is asked for now."""
+    differences = begun.fingerprint.differences(wanted, with_temp=len(begun.plan.stages) > 1)
+    if differences:
+        raise ResumeError(
+            f"a job goes on as it was begun; the one at {target} was begun at {begun.begun} with other words: "
+            f"{'; '.join(differences)}; nothing was touched; give these, or mode='overwrite' to begin anew"
+        )
+    at_once = min(stage.tasks_per_worker for stage in begun.plan.stages)
+    if workers.tasks_per_worker > at_once and not workers.elastic:
+        raise ResumeError(
+            f"a job goes on within its memory; it was planned for {at_once} tasks at once in a worker; got an executor "
+            f"that runs {workers.tasks_per_worker}; give one that runs fewer, or mode='overwrite' to plan anew"
+        )
+
+
+def refuse_other_plan(
+    begun: storage.JobRecord, source: storage.StoredArray, wanted: storage.StoredArray, target: ArrayRef
+) -> None:
+    """Raise :class:`ResumeError` if the plan of a job is not one for its arrays.
+
+    Such a plan was edited by hand: a part of the array would not be copied, and the job seem finished.
+
+    Parameters
+    ----------
+    begun : JobRecord
+    source : StoredArray
+    wanted : StoredArray
+        An array like the target.
+    target : ArrayRef
+        Where the job was begun.
+    """
+    first, last = begun.plan.stages[0], begun.plan.stages[-1]
+    planned = (first.shape, first.itemsize, last.write_unit, begun.plan.max_mem)
+    right = (source.shape, source.dtype.itemsize, clip(wanted.write_unit, source.shape), begun.fingerprint.max_mem)
+    names = ("shape", "itemsize", "write unit", "max_mem")
+    wrong = [f"its {name} is {a}, not {b}" for name, a, b in zip(names, planned, right, strict=True) if a != b]
+    if wrong:
+        raise ResumeError(
+            f"a job goes on by the plan that it was begun with; the one recorded at {target} was changed: "
+            f"{'; '.join(wrong)}; nothing was touched; give mode='overwrite' to begin anew"
+        )
 
 
 def _is_done(stage: Stage, result: TaskResult | None, presence: storage.Presence) -> bool:

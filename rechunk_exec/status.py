@@ -11,7 +11,7 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.report.tally import format_seconds
 from rechunk_exec.results import TaskFailure
 from rechunk_exec.sizes import format_bytes
-from rechunk_exec.storage import Claim, Journal
+from rechunk_exec.storage import Claim, JobRecord, Journal
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -92,11 +92,23 @@ def read_status(target: ArrayRef) -> JobStatus:
 def find_status(target: ArrayRef) -> JobStatus | None:
     """Return how far the job on a target is, or None if no job of ours was begun there."""
     record = storage.read_job(target) if storage.holds_documents(target) else None
-    if record is None:
-        return None
+    while record is not None:
+        status = _status_of(record, target)
+        again = storage.read_job(target)
+        # Meanwhile it may have been resumed, and its results gone elsewhere; or ended, and its driver gone.
+        ended = status.state == "unfinished" and storage.read_finished(target) is not None
+        if again is None or (again.job == record.job and not ended):
+            return status
+        record = again
+    return None
+
+
+def _status_of(record: JobRecord, target: ArrayRef) -> JobStatus:
     journal = Journal(target, record.job, read_only=True)
     finished = storage.read_finished(target)
-    results = {} if finished is not None else journal.results()
+    tasks = [stage.tasks for stage in record.plan.stages]
+    known = {} if finished is not None else journal.results()
+    results = {key: result for key, result in known.items() if key[0] < len(tasks) and key[1] < tasks[key[0]]}
     counts = Counter(stage for stage, _ in results)
     stages = tuple(
         StageStatus(

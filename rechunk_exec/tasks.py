@@ -8,6 +8,7 @@ numbers, and makes its own tasks. A task is a few integers and strings; what run
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, overload
@@ -18,6 +19,12 @@ from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.plans import StagePlan
 
 OptionValue: TypeAlias = str | int | float | bool | None
+
+DOCUMENT_SCHEMES = (
+    *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf"),
+    *("http", "https", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "memory"),
+)
+"""What the URLs of stores in documents begin with: file systems that lead to nothing but what the URL says."""
 
 _SECRET_WORDS = (
     "secret",
@@ -34,6 +41,12 @@ _SECRET_WORDS = (
 )
 
 
+def refuse_job_name(job: str) -> None:
+    """Raise :class:`SerializationError` unless a job's name can be that of a folder, or is empty."""
+    if job.startswith(".") or any(character in job for character in "/\\\0"):
+        raise SerializationError(f"a job's name must be that of a folder, not hidden, and no path; got {job!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayRef:
     """The name of a zarr array: enough for any process that sees the store to open it."""
@@ -46,6 +59,13 @@ class ArrayRef:
     """Options for a URL's file system. Secrets are refused: credentials come from a worker's own environment."""
 
     def __post_init__(self) -> None:
+        if self.path and any(part in {"", ".", ".."} for part in self.path.split("/")):
+            raise SerializationError(
+                f"an array's path inside its store must be names with / between them; got {self.path!r}; leave out "
+                "what is empty, '.' or '..'"
+            )
+        if "\0" in self.path or (isinstance(self.store, str) and "\0" in self.store):
+            raise SerializationError(f"a path holds no NUL character; got {self.store!r} and {self.path!r}")
         secrets = [name for name in self.storage_options if any(word in name.lower() for word in _SECRET_WORDS)]
         if secrets or "key" in self.storage_options:
             raise SerializationError(
@@ -63,6 +83,28 @@ class ArrayRef:
                     f"a storage option must be a string, a number, true, false or None; got a {type(value).__name__} "
                     f"for {name!r}; make the store yourself (zarr.storage.FsspecStore) and give that"
                 )
+
+    def check_read(self) -> None:
+        """Refuse what no document of ours names: it may come from a stranger.
+
+        Raises
+        ------
+        SerializationError
+            If the store is neither an absolute local path nor the URL of a store that is read and written as it is.
+            Chained URLs (``simplecache::s3://...``) and the file systems behind them read local files of the worker
+            and write where they like.
+        """
+        store = str(self.store)
+        scheme, colon, place = store.partition("://")
+        if colon:
+            named = scheme in DOCUMENT_SCHEMES and "::" not in place and ".." not in place.split("/")
+        else:
+            named = store.startswith("/") and os.path.normpath(store) == store
+        if not named:
+            raise SerializationError(
+                "a store in a document must be an absolute path without '.' and '..', or one URL that begins with one "
+                f"of {', '.join(DOCUMENT_SCHEMES)}; got {store!r}; give such a one, or send the task by pickle"
+            )
 
     @property
     def by_name(self) -> bool:
@@ -115,6 +157,7 @@ class CopyTask:
     """Whether the task's result is to hold the digest of its region."""
 
     def __post_init__(self) -> None:
+        refuse_job_name(self.job)
         if len(self.start) != len(self.stop) or not all(
             0 <= low < high for low, high in zip(self.start, self.stop, strict=False)
         ):
@@ -158,6 +201,9 @@ class Stage(Sequence[CopyTask]):
     The length of the stage counts these only."""
 
     def __post_init__(self) -> None:
+        refuse_job_name(self.job)
+        if self.number < 0:
+            raise PlanError(f"a stage's number is at least 0; got {self.number}")
         ends = [0, *(number for run in self.left or () for number in run), self.plan.tasks]
         if ends != sorted(ends) or any(first == stop for first, stop in self.left or ()):
             raise PlanError(f"a stage's runs of task numbers go up, from 0 to {self.plan.tasks}; got {self.left}")

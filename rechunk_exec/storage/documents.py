@@ -8,7 +8,7 @@ pass it over.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from rechunk_exec.tasks import ArrayRef
 PREFIX = ".rechunk_exec"
 
 _ENDING = ".json"
+_LOOKS = 2
+"""How often a folder is listed at least, while others may write to it."""
 
 
 class Documents:
@@ -57,12 +59,12 @@ class Documents:
             raise
         folder = local_path(self._ref)
         if durable and folder is not None:
-            _flush(folder / key)
+            _flush(folder, key)
 
     def read(self, name: str) -> str | None:
         """Return a document, or None if there is none of this name."""
         content = self._objects.read(f"{PREFIX}/{name}{_ENDING}", lambda size: memoryview(bytearray(size)))
-        return None if content is None else bytes(content).decode()
+        return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
     def names(self, folder: str = "") -> list[str]:
         """Return the names of the documents in a folder, in order."""
@@ -77,8 +79,18 @@ class Documents:
         return sorted(name for name in self._list("") if not name.endswith(_ENDING) and not name.startswith("."))
 
     def read_all(self, folder: str) -> dict[str, str]:
-        """Return the documents of a folder by name; one that is removed meanwhile is left out."""
-        texts = {name: self.read(f"{folder}/{name}") for name in self.names(folder)}
+        """Return the documents of a folder by name; one that is removed meanwhile is left out.
+
+        One that is replaced meanwhile by another, which is written before the first is removed, is found in one form
+        at least: a listing may miss both, or name what is gone when it is read; so there is a second one, and more
+        until all that were named were there.
+        """
+        texts: dict[str, str | None] = {}
+        looks, gone = 0, True
+        while looks < _LOOKS or gone:
+            new = [name for name in self.names(folder) if name not in texts]
+            texts |= {name: self.read(f"{folder}/{name}") for name in new}
+            looks, gone = looks + 1, any(texts[name] is None for name in new)
         return {name: text for name, text in texts.items() if text is not None}
 
     def delete(self, name: str) -> None:
@@ -93,25 +105,32 @@ class Documents:
             raise StorageError(f"cannot remove {self._path(folder)} of {self._store}: {error}") from error
         self.tidy()
 
-    @property
-    def has_folder(self) -> bool:
-        """Whether the array's folder is there; other stores than local disks have none to be made."""
-        root = local_path(self._ref)
-        return root is None or root.exists()
-
-    def tidy(self, *, all_of_it: bool = False) -> None:
-        """Remove empty folders of documents, on a local disk; with ``all_of_it`` the array's too if it is empty."""
+    def tidy(self) -> None:
+        """Remove empty folders of documents, on a local disk."""
         root = local_path(self._ref)
         if root is not None:
-            for folder in (root / PREFIX / "drivers", root / PREFIX, *([root] if all_of_it else [])):
-                with suppress(OSError):
-                    folder.rmdir()
+            remove_empty((root / PREFIX / "drivers", root / PREFIX))
 
     def _path(self, folder: str) -> str:
         return "/".join(part for part in (self._ref.path, PREFIX, folder) if part)
 
     def _list(self, folder: str) -> list[str]:
         return list_names(self._store, self._path(folder))
+
+
+def missing_folders(ref: ArrayRef) -> tuple[Path, ...]:
+    """Return the folders that would have to be made for an array, the innermost first; none if it is on no disk."""
+    root = local_path(ref)
+    if root is None:
+        return ()
+    return tuple(folder for folder in (root, *root.parents) if not os.path.lexists(folder))
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, one after the other, that are there and empty."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def list_names(store: Store, folder: str) -> list[str]:
@@ -136,10 +155,16 @@ async def _names(store: Store, folder: str) -> list[str]:
     return [name.rstrip("/").rpartition("/")[2] async for name in names]
 
 
-def _flush(path: Path) -> None:
-    for place in (path, path.parent):  # the file, then its name
-        descriptor = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _flush(root: Path, key: str) -> None:
+    """Wait until a file is on the disk, and its name, and those of the folders that it may be the first in."""
+    path = root / key
+    folders = [folder for folder in path.parents if folder == root or root in folder.parents]
+    try:
+        for place in (path, *folders, root.parent):
+            descriptor = os.open(place, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"cannot write {path} to the disk: {error}") from error

@@ -15,10 +15,9 @@ is written once. The driver merges them while the job runs, 64 into one, so ther
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,15 +27,14 @@ from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.identity import Fingerprint
-from rechunk_exec.tasks import ArrayRef
+from rechunk_exec.tasks import ArrayRef, refuse_job_name
 
 MERGED_AT_ONCE = 64
 """How many documents of results there are before they become one."""
 
 Record = TypeVar("Record")
 
-_JOB, _FINISHED = "job", "finished"
-_FIELDS = tuple(field.name for field in dataclasses.fields(TaskResult) if not field.metadata)
+_JOB, _FINISHED, _RESULTS = "job", "finished", "Results"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +49,9 @@ class JobRecord:
     """When, in UTC."""
     package: str
     """Version of this package."""
+
+    def __post_init__(self) -> None:
+        refuse_job_name(self.job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +110,14 @@ class Journal:
     """
 
     def __init__(self, target: ArrayRef, job: str, *, read_only: bool = False) -> None:
+        refuse_job_name(job)
         self.job = job
         self._documents = Documents(target, read_only=read_only)
 
     def begin(self, record: JobRecord) -> None:
         """Say what the job is. From now on the target counts as unfinished."""
         self._documents.delete(_FINISHED)
-        self._documents.write(_JOB, wire.to_json(record))
+        self._documents.write(_JOB, wire.to_json(record), durable=True)
 
     def finish(self, record: FinishedRecord) -> None:
         """Say that all is done."""
@@ -125,8 +127,8 @@ class Journal:
         """Add results of tasks, as one document."""
         held = list(results)
         name = f"{held[0].stage}-{held[0].index}" if len(held) == 1 else secrets.token_hex(8)
-        columns = {field: [getattr(result, field) for result in held] for field in _FIELDS}
-        document = {"rechunk_exec": wire.VERSION, "type": "Results", "job": self.job, "columns": columns}
+        columns = wire.to_columns(TaskResult, held)
+        document = {"rechunk_exec": wire.VERSION, "type": _RESULTS, "job": self.job, "columns": columns}
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)
         self._documents.write(f"{self.job}/done/{level}-{name}", text, durable=durable)
 
@@ -197,15 +199,18 @@ class Journal:
 
     def _results(self, name: str, text: str) -> list[TaskResult]:
         try:
-            document = json.loads(text)
-            version, kind, job = (document.pop(member) for member in ("rechunk_exec", "type", "job"))
-            columns: Mapping[str, list[object]] = document.pop("columns")
-            if (version, kind, job, document) != (wire.VERSION, "Results", self.job, {}):
-                raise SerializationError(f"it is a {kind} of job {job} in version {version}, not of {self.job}")
-            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-            return [wire.from_document(TaskResult, row) for row in rows]
-        except (SerializationError, ValueError, TypeError, KeyError, AttributeError) as error:
+            document = wire.parse_document(_RESULTS, text)
+            if set(document) != {"job", "columns"} or document["job"] != self.job:
+                raise SerializationError(
+                    f"results have the members 'job', which is {self.job!r}, and 'columns'; got "
+                    f"{', '.join(sorted(document))} of job {document.get('job')!r}"
+                )
+            results = wire.from_columns(TaskResult, document["columns"])
+            if any(min(document["columns"][name], default=0) < 0 for name in ("stage", "index", "bytes_written")):
+                raise SerializationError("numbers of stages, tasks and bytes are at least 0; got a negative one")
+        except SerializationError as error:
             raise _damaged(name, error) from error
+        return results
 
 
 def _level(name: str) -> int:

@@ -29,7 +29,7 @@ import psutil
 
 from rechunk_exec import wire
 from rechunk_exec.errors import SerializationError, StorageError, TargetExistsError
-from rechunk_exec.storage.documents import Documents
+from rechunk_exec.storage.documents import Documents, missing_folders, remove_empty
 from rechunk_exec.storage.stores import local_path
 from rechunk_exec.tasks import ArrayRef
 
@@ -70,8 +70,10 @@ class Claim:
         if self.system != _system():
             return False
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.pid_began) > 1
-        except psutil.NoSuchProcess:
+            process = psutil.Process(self.pid)
+            # One that nobody has waited for holds its number, and does nothing any more.
+            return abs(process.create_time() - self.pid_began) > 1 or process.status() == psutil.STATUS_ZOMBIE
+        except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no number of a process
             return True
         except psutil.Error:
             return False
@@ -88,7 +90,6 @@ class Lease:
     def __init__(self, documents: Documents | None, claim: Claim) -> None:
         self._documents = documents
         self._claim = claim
-        self._made_folder = documents is not None and not documents.has_folder
         self.took_over = False
         """Whether a driver before this one died while it ran a job."""
 
@@ -119,7 +120,7 @@ class Lease:
         """Remove the claim."""
         if self._documents is not None:
             self._documents.delete(self._name)
-            self._documents.tidy(all_of_it=self._made_folder)
+            self._documents.tidy()
 
     def others(self) -> list[Claim]:
         """Return the claims of others."""
@@ -169,14 +170,18 @@ def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
         began=now,
         beat=now,
     )
-    with _lock(ref):
-        lease = Lease(Documents(ref, read_only=False) if documents else None, claim)
-        _enter(lease, ref)
-        try:
-            yield lease
-        finally:
-            with suppress(StorageError):  # what goes wrong here must not hide what went wrong before
-                lease.give_back()
+    missing = missing_folders(ref)
+    try:
+        with _lock(ref):
+            lease = Lease(Documents(ref, read_only=False) if documents else None, claim)
+            try:
+                _enter(lease, ref)
+                yield lease
+            finally:
+                with suppress(StorageError):  # what goes wrong here must not hide what went wrong before
+                    lease.give_back()
+    finally:
+        remove_empty(missing)  # those that were made, if nothing has come into them
 
 
 def _enter(lease: Lease, ref: ArrayRef) -> None:
@@ -237,7 +242,6 @@ def _lock(ref: ArrayRef) -> Iterator[None]:
     real = Path(os.path.realpath(path))
     lock = real.parent / f".rechunk_exec-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}.lock"
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock)
     except OSError as error:
         if error.errno in _TAKEN:
@@ -260,7 +264,13 @@ def _taken(ref: ArrayRef, who: str = "") -> TargetExistsError:
 
 def _acquire(lock: Path) -> int:
     while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            if lock.parent.exists():
+                raise
+            continue  # another job that made the folder has just removed it
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             same = lock.stat().st_ino == os.fstat(descriptor).st_ino

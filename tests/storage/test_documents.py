@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import pytest
 import zarr
 from zarr.storage import MemoryStore
 
+from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import array_ref
-from rechunk_exec.storage.documents import Documents
+from rechunk_exec.storage.documents import Documents, missing_folders, remove_empty
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import Place, make, read_by_zarr
 
@@ -77,3 +80,42 @@ def test_what_is_half_written_is_no_document(tmp_path: Path) -> None:
     documents.write("job/0-0", "whole")
     (tmp_path / ".rechunk_exec/job/.0-1.json.abc.partial").write_text("ha")
     assert documents.read_all("job") == {"0-0": "whole"}
+
+
+def test_what_is_durable_is_on_the_disk_with_the_names_that_lead_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "target"
+    documents = Documents(array_ref(root), read_only=False)
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(str(Path(f"/proc/self/fd/{number}").readlink())))
+    documents.write("job/done/0-0", "x")
+    assert flushed == []
+    documents.write("job/done/0-1", "x", durable=True)
+    folders = [root / ".rechunk_exec/job/done", root / ".rechunk_exec/job", root / ".rechunk_exec", root, tmp_path]
+    assert flushed == [str(path) for path in (folders[0] / "0-1.json", *folders)]
+
+
+def test_a_disk_that_does_not_take_it_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It was an OSError, which ended the journal's thread in silence.
+    def fails(number: int) -> None:
+        raise OSError(errno.EIO, "it is broken")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(StorageError, match=r"cannot write .*0-1.json to the disk: .*it is broken"):
+        Documents(array_ref(tmp_path), read_only=False).write("job/done/0-1", "x", durable=True)
+
+
+def test_folders_that_are_missing_are_removed_again_only_if_they_are_empty(tmp_path: Path) -> None:
+    ref = ArrayRef(store=str(tmp_path / "a" / "b"), path="c/d")
+    made = missing_folders(ref)
+    assert [str(path.relative_to(tmp_path)) for path in made] == ["a/b/c/d", "a/b/c", "a/b", "a"]
+    made[0].mkdir(parents=True)
+    assert missing_folders(ref) == ()
+    (tmp_path / "a" / "b" / "mine").touch()
+    remove_empty(made)
+    assert sorted(path.name for path in (tmp_path / "a").rglob("*")) == ["b", "mine"]
+    (tmp_path / "a" / "b" / "mine").unlink()
+    remove_empty(made)
+    assert list(tmp_path.iterdir()) == []
+    assert missing_folders(ArrayRef(store=MemoryStore(), path="a")) == ()
