@@ -29,7 +29,7 @@ from rechunk_exec.storage.journal import (
     read_finished,
     read_job,
 )
-from rechunk_exec.storage.lease import BEAT_S, Claim, Lease, running_driver, sole_writer
+from rechunk_exec.storage.lease import BEAT_S, STALE_S, Claim, Lease, running_driver, sole_writer
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.places import (
     beside,
@@ -43,6 +43,7 @@ from rechunk_exec.storage.places import (
     refuse_overlap,
     refuse_unwritable,
     remove_array,
+    remove_moved_aside,
     remove_partials,
     remove_temp,
     temp_place,
@@ -58,6 +59,7 @@ from rechunk_exec.tasks import ArrayRef
 __all__ = [
     "BEAT_S",
     "MERGED_AT_ONCE",
+    "STALE_S",
     "ArrayRef",
     "Claim",
     "Design",
@@ -104,6 +106,7 @@ __all__ = [
     "refuse_overlap",
     "refuse_unwritable",
     "remove_array",
+    "remove_moved_aside",
     "remove_partials",
     "remove_temp",
     "running_driver",

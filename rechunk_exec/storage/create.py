@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
-from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.objects import Objects, objects_of, put_object
 from rechunk_exec.storage.stored import StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
@@ -127,14 +128,25 @@ def create(design: Design, ref: ArrayRef) -> None:
         if design.alone:
             with quiet_zarr():
                 documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
-            for name, document in documents.items():
-                writer = objects_of(store, ref.path).create(name)
-                writer.append(document.to_bytes())
-                writer.commit()
+            _write(objects_of(store, ref.path), {name: document.to_bytes() for name, document in documents.items()})
         else:
             _create(store, ref.path, design.arguments)
     except Exception as error:
         raise StorageError(f"cannot create the array {ref}: {type(error).__name__}: {error}") from error
+
+
+def _write(objects: Objects, documents: Mapping[str, bytes]) -> None:
+    """Write all documents of an array, or none: a part of them may be an array too."""
+    written = []
+    try:
+        for name, document in documents.items():
+            put_object(objects, name, document)
+            written.append(name)
+    except StorageError:
+        for name in written:
+            with suppress(StorageError):
+                objects.delete(name)
+        raise
 
 
 def _options(wishes: TargetWishes, itemsize: int) -> dict[str, Any]:
