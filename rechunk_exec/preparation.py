@@ -223,6 +223,7 @@ def _create_target(work: Undertaking) -> None:
             f"a job goes on with the target that it made; at {target} it was changed since: {'; '.join(changed)}; "
             "give mode='overwrite' to begin anew"
         )
+    storage.complete(work.design, target)
 
 
 def _remove_partials(work: Undertaking) -> None:

@@ -18,7 +18,7 @@ from math import prod
 from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
-from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
+from rechunk_exec.storage.create import Design, TargetWishes, complete, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences
 from rechunk_exec.storage.journal import (
@@ -81,6 +81,7 @@ __all__ = [
     "array_ref",
     "beside",
     "child",
+    "complete",
     "create",
     "describe",
     "design_intermediate",
