@@ -75,9 +75,8 @@ class Filling:
 
 def plan(source: ZarrArray, tmp_path: Path, disk: Path, full: str, executor: Any, **options: Any) -> rx.Rechunked:
     places = {"target": tmp_path / "target", "temp": tmp_path / "temp"} | {full: disk / full}
-    job = rx.rechunk(
-        source, CHUNKS, MAX_MEM, places["target"], temp_store=places["temp"], executor=executor, progress=False, **options
-    )  # fmt: skip
+    options |= {"temp_store": places["temp"], "executor": executor, "progress": False}
+    job = rx.rechunk(source, CHUNKS, MAX_MEM, places["target"], **options)
     assert len(job.stages) == 2
     return job
 
@@ -139,9 +138,7 @@ def test_a_journal_that_cannot_be_written_does_not_hide_why_a_task_failed(
         job.execute(on_event=filling)
     assert f"{disk / 'target' / 'c'}" in str(caught.value)
     filling.filler.unlink()
-    again = rx.rechunk(
-        source, (1, 32, 32), 40_000, disk / "target", executor="serial", mode="resume", progress=False
-    )
+    again = rx.rechunk(source, (1, 32, 32), 40_000, disk / "target", executor="serial", mode="resume", progress=False)
     assert_exact(again.execute(), source)
 
 

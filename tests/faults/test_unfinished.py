@@ -1,4 +1,4 @@
-"""Unfinished jobs whose objects were lost, cut short or removed meanwhile: what is missing is made again, and no more."""
+"""Unfinished jobs whose objects were lost, cut short or removed: what is missing is made again, and no more."""
 
 from __future__ import annotations
 
