@@ -95,9 +95,11 @@ def find_status(target: ArrayRef) -> JobStatus | None:
     while record is not None:
         status = _status_of(record, target)
         again = storage.read_job(target)
-        if again is None or again.job == record.job:
+        # Meanwhile it may have been resumed, and its results gone elsewhere; or ended, and its driver gone.
+        ended = status.state == "unfinished" and storage.read_finished(target) is not None
+        if again is None or (again.job == record.job and not ended):
             return status
-        record = again  # it was resumed meanwhile, and its results have gone elsewhere
+        record = again
     return None
 
 

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import math
+import operator
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -99,10 +100,13 @@ def from_document(kind: type[Record], document: Mapping[str, Any]) -> Record:
 
 def to_columns(kind: type[Record], records: Sequence[Record]) -> dict[str, list[Any]]:
     """Return the fields of many records of one class as lists, which take less room than so many documents."""
-    return {
-        name: [_plain(getattr(record, name), f"{kind.__name__}.{name}[{row}]") for row, record in enumerate(records)]
-        for name, _, _ in _fields(typing.cast(type, kind))
-    }
+    columns = {}
+    for name, hint, _ in _fields(typing.cast(type, kind)):
+        column: list[Any] = list(map(operator.attrgetter(name), records))
+        if hint not in (int, str) or set(map(type, column)) != {hint}:
+            column = [_plain(value, f"{kind.__name__}.{name}[{row}]") for row, value in enumerate(column)]
+        columns[name] = column
+    return columns
 
 
 def from_columns(kind: type[Record], columns: object) -> list[Record]:

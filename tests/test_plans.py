@@ -1,4 +1,5 @@
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -162,3 +163,85 @@ def test_the_explanation_has_every_figure(max_mem: str) -> None:
     missing = [word for word in wanted if str(word) not in text]
     assert not missing
     assert sum(line.startswith("* ") for line in text.splitlines()) == 1
+
+
+# Plans that were edited by hand.
+
+PLAN = Plan(
+    stages=(
+        replace(STAGE, target="temp-1", write_unit=(5, 8), region=(5, 8), chunk=(5, 8)),
+        replace(STAGE, source="temp-1", read_unit=(5, 8)),
+    ),
+    max_mem=1000,
+)
+
+
+def edited(place: str, value: object) -> str:
+    """The plan's JSON with one member replaced, such as ``stages.0.shape``; left out if the value is ``...``."""
+    document = json.loads(PLAN.to_json())
+    *way, last = place.split(".")
+    inside = document
+    for step in way:
+        inside = inside[int(step) if step.isdigit() else step]
+    inside[last] = value
+    if value is ...:
+        del inside[last]
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "place,value,problem",
+    [
+        ("stages.0.region", [4, 8], "whole write units"),
+        ("stages.1.write_unit", [10, 3], "whole write units"),
+        ("stages.0.region", [0, 8], "at least one element"),
+        ("stages.0.region", [-5, 8], "at least one element"),
+        ("stages.0.chunk", [5], "one size per axis"),
+        ("stages.0.shape", [-10, 8], "no negative sizes"),
+        ("stages.0.shape", [20, 8], "each stage reads what the one before it wrote"),
+        ("stages.0.itemsize", 8, "each stage reads what the one before it wrote"),
+        ("stages.0.itemsize", 0, "at least 1"),
+        ("stages.0.threads", 0, "at least 1"),
+        ("stages.0.tasks_per_worker", -1, "at least 1"),
+        ("stages.0.peak_bytes", -1, "at least 1"),
+        ("stages.0.peak_bytes", 1001, "stays within max_mem"),
+        ("stages.0.predicted_s", -1.0, "at least 0 seconds"),
+        ("stages.0.predicted_s", "NaN", "at least 0 seconds"),
+        ("stages.0.target", "temp-2", "each stage reads what the one before it wrote"),
+        ("stages.0.source", "target", "goes from 'source' to 'target'"),
+        ("stages.1.target", "source", "goes from 'source' to 'target'"),
+        ("stages", [], "at least one stage"),
+        ("max_mem", 100, "stays within max_mem"),
+        ("stages.0.threads", True, "stages[0].threads must be an integer; got True"),
+        ("stages.0.shape", [10.0, 8], "stages[0].shape[0] must be an integer; got 10.0"),
+        ("stages.0.shape", "10,8", "stages[0].shape must be"),
+        ("stages.0.shape", [2**63, 8], "at most 63 bits"),
+        ("stages.0.more", 1, "stages[0].more is unknown"),
+        ("stages.0.shape", ..., "stages[0].shape is missing"),
+        ("max_mem", ..., "Plan.max_mem is missing"),
+        ("alternatives", {}, "Plan.alternatives must be"),
+        ("type", "Stage", "must be of type 'Plan'"),
+        ("rechunk_exec", 2, "'rechunk_exec': 1"),
+    ],
+    ids=str,
+)
+def test_a_plan_edited_by_hand_is_refused_with_the_place(place: str, value: object, problem: str) -> None:
+    with pytest.raises(SerializationError) as error:
+        Plan.from_json(edited(place, value))
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "/etc", "", ".", "target", "temp-0", "temp-1.", "Temp-1", "temp-1\n"])
+def test_an_intermediate_is_called_by_its_number_alone(name: str) -> None:
+    first, last = PLAN.stages
+    with pytest.raises(PlanError, match="intermediates are called temp-1"):
+        replace(PLAN, stages=(replace(first, target=name), replace(last, source=name)))
+
+
+def test_no_two_intermediates_have_one_name() -> None:
+    first, last = PLAN.stages
+    middle = replace(first, source="temp-1", read_unit=(5, 8))
+    with pytest.raises(PlanError, match=r"each once; got \['temp-1', 'temp-1'\]"):
+        replace(PLAN, stages=(first, middle, last))
+    three = (first, replace(middle, target="temp-2"), replace(last, source="temp-2"))
+    assert Plan.from_json(replace(PLAN, stages=three).to_json()).stages == three

@@ -5,7 +5,7 @@ import pickle
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.plans import StagePlan
-from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from rechunk_exec.tasks import DOCUMENT_SCHEMES, ArrayRef, CopyTask, Stage
 from tests import oracles
 
 SOURCE = ArrayRef(store="/data/frame.zarr", path="layers/displacement")
@@ -144,7 +144,7 @@ def test_a_0d_array_is_one_task_and_a_zero_axis_none() -> None:
         stage_of((5, 0), (5, 0))[0]
 
 
-@given(axes, st.text(max_size=5), st.booleans())
+@given(axes, st.text(st.characters(exclude_characters="./\\\0"), max_size=5), st.booleans())
 @settings(max_examples=50)
 def test_stages_and_tasks_travel_as_pickle_and_json(axes: list[tuple[int, int, int]], job: str, digest: bool) -> None:
     stage = replace(small_stage(axes), job=job, digest=digest, journal=TARGET if digest else None)
@@ -261,6 +261,142 @@ def test_options_that_are_no_plain_values_are_refused_at_once(value: Any) -> Non
 @pytest.mark.parametrize("name", ["endpoint_url", "anon", "monkey", "use_ssl", "region", "project", "keyboard"])
 def test_other_options_are_taken(name: str) -> None:
     assert ArrayRef(store="s3://b/a", storage_options={name: True}).by_name
+
+
+# What comes from elsewhere.
+
+
+@pytest.mark.parametrize("path", ["../a", "a/../b", "..", ".", "a/./b", "/a", "/etc/passwd", "a/", "a//b", "/", "a\0b"])
+def test_a_path_inside_a_store_leads_nowhere_else(path: str) -> None:
+    with pytest.raises(SerializationError, match=r"an array's path inside its store|no NUL character"):
+        ArrayRef(store="/data", path=path)
+    document = json.loads(stage_of((10, 8), (10, 4))[0].to_json())
+    document["target"]["path"] = path
+    with pytest.raises(SerializationError, match=r"CopyTask\.target: an array's path|CopyTask\.target: .*no NUL"):
+        CopyTask.from_json(json.dumps(document))
+
+
+STRANGE = [
+    *("relative", "./here", "../up", "/data/../etc", "/data/./a", "/data//a", "/data/", "~/a", ""),
+    *("file:///etc", "file://localhost/etc", "local:///etc", "simplecache::s3://b/a", "s3://b/a::file:///etc"),
+    *("filecache::file:///etc", "reference://", "reference::/refs.json", "zip://a::file:///b.zip", "zip:///b.zip"),
+    *("dir:///etc", "cached:///a", "github://o:r@/a", "git:///repo", "jupyter://h/a", "libarchive:///a", "dask://a"),
+    *("s3://b/../a", "http://h/a/../../b", "S3://b/a", "://a", "ssh+x://h/a", "py:os.system", "file:///etc\0"),
+]
+
+
+@pytest.mark.parametrize("store", STRANGE)
+@pytest.mark.parametrize("member", ["source", "target", "journal"])
+def test_a_store_from_elsewhere_is_a_plain_path_or_one_url(member: str, store: str) -> None:
+    document = json.loads(stage_of((10, 8), (10, 4), journal=SOURCE)[0].to_json())
+    document[member]["store"] = store
+    with pytest.raises(SerializationError) as caught:
+        CopyTask.from_json(json.dumps(document))
+    assert f"CopyTask.{member}" in str(caught.value)
+    stage = json.loads(stage_of((10, 8), (10, 4), journal=SOURCE).to_json())
+    stage[member]["store"] = store
+    with pytest.raises(SerializationError):
+        Stage.from_json(json.dumps(stage))
+
+
+@pytest.mark.parametrize(
+    "store", ["/", "/data/a.zarr", "/odd:name/a b", "/a..b", "/a.zip", "memory://a", "s3://b/a..b"]
+)
+def test_a_plain_path_or_url_is_taken(store: str) -> None:
+    ref = ArrayRef(store=store, path="g/a..b")
+    task = replace(stage_of((10, 8), (10, 4))[0], target=ref)
+    assert CopyTask.from_json(task.to_json()) == task
+
+
+@pytest.mark.parametrize("scheme", DOCUMENT_SCHEMES)
+def test_every_scheme_that_is_named_is_taken(scheme: str) -> None:
+    task = replace(stage_of((10, 8), (10, 4))[0], source=ArrayRef(store=f"{scheme}://place/a"))
+    assert CopyTask.from_json(task.to_json()) == task
+
+
+def test_within_a_program_any_url_goes() -> None:
+    store = "simplecache::https://h/a"
+    assert ArrayRef(store=store).store == store
+    assert pickle.loads(pickle.dumps(stage_of((10, 8), (10, 4), journal=ArrayRef(store=store)))).journal.store == store
+
+
+@pytest.mark.parametrize("job", ["../up", "a/b", ".hidden", "..", "a\0", "a\\b"])
+def test_a_jobs_name_is_no_path(job: str) -> None:
+    for kind, record in ((CopyTask, stage_of((10, 8), (10, 4))[0]), (Stage, stage_of((10, 8), (10, 4)))):
+        with pytest.raises(SerializationError, match="a job's name"):
+            replace(record, job=job)
+        document = {**json.loads(record.to_json()), "job": job}
+        with pytest.raises(SerializationError, match=f"{kind.__name__}: a job's name"):
+            kind.from_json(json.dumps(document))
+
+
+def test_a_document_is_no_pickle() -> None:
+    for text in (pickle.dumps(stage_of((10, 8), (10, 4))[0]), b"\x80\x04.", "cos\nsystem\n(S'true'\ntR."):
+        with pytest.raises(SerializationError, match="must be JSON"):
+            CopyTask.from_json(text)
+
+
+# Tasks that are left.
+
+runs = st.sets(st.integers(0, 40)).map(sorted)
+
+
+def left_of(numbers: list[int]) -> tuple[tuple[int, int], ...]:
+    """The runs of some numbers, by cutting after each that the next does not follow."""
+    cuts = [0, *(at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1), len(numbers)]
+    return tuple((numbers[low], numbers[high - 1] + 1) for low, high in pairwise(cuts) if low < high)
+
+
+@given(runs, st.data())
+def test_a_stage_of_which_some_is_left_is_the_sequence_of_those(numbers: list[int], data: st.DataObject) -> None:
+    whole = stage_of((41, 3), (1, 3))
+    stage = replace(whole, left=left_of(numbers))
+    tasks = [whole[number] for number in numbers]
+    assert (len(stage), stage.tasks) == (len(numbers), 41)
+    assert list(stage) == [*stage] == tasks
+    assert list(reversed(stage)) == tasks[::-1]
+    cut = data.draw(st.slices(len(tasks) + 2))
+    assert list(stage[cut]) == tasks[cut]
+    assert [stage.task_number(position) for position in range(len(stage))] == numbers
+    for number in range(41):
+        assert stage.has_task(number) == (number in numbers) == (whole[number] in stage)
+        if number in numbers:
+            assert stage.index(whole[number]) == numbers.index(number)
+    assert not stage.has_task(41)
+    assert not stage.has_task(-1)
+    position = data.draw(st.integers(-len(tasks) - 2, len(tasks) + 1))
+    if -len(tasks) <= position < len(tasks):
+        assert stage[position] == tasks[position]
+    else:
+        with pytest.raises(IndexError):
+            stage[position]
+    assert pickle.loads(pickle.dumps(stage)) == stage == Stage.from_json(stage.to_json())
+    assert [stage.box(number) for number in range(41)] == [whole.box(number) for number in range(41)]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [((0, 0),), ((2, 1),), ((-1, 2),), ((0, 3),), ((1, 2), (0, 1)), ((0, 2), (1, 2)), ((5, 6),)],
+    ids=str,
+)
+def test_runs_of_tasks_that_there_are_not_are_refused(left: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(PlanError, match="runs of task numbers go up, from 0 to 2"):
+        stage_of((10, 8), (10, 4), left=left)
+    document = {**json.loads(stage_of((10, 8), (10, 4)).to_json()), "left": left}
+    with pytest.raises(SerializationError, match="Stage: a stage's runs"):
+        Stage.from_json(json.dumps(document))
+
+
+def test_a_stage_with_nothing_left_is_empty() -> None:
+    stage = stage_of((10, 8), (10, 4), left=())
+    assert (len(stage), list(stage), stage.tasks) == (0, [], 2)
+    with pytest.raises(IndexError):
+        stage[0]
+
+
+def test_a_stages_number_is_no_less_than_0() -> None:
+    with pytest.raises(PlanError, match="a stage's number is at least 0; got -1"):
+        replace(stage_of((10, 8), (10, 4)), number=-1)
 
 
 def test_a_live_store_travels_by_pickle_only() -> None:

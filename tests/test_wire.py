@@ -244,3 +244,59 @@ def test_any_json_is_read_or_refused_by_us(value: Any) -> None:
     for text in (json.dumps(value), json.dumps({"rechunk_exec": 1, "type": "Outer", "count": value, "inner": value})):
         with pytest.raises(SerializationError):
             wire.from_json(Outer, text)
+
+
+# Many records as columns.
+
+
+@given(st.lists(outers, max_size=4))
+def test_records_come_back_from_columns(records: list[Outer]) -> None:
+    columns = json.loads(json.dumps(wire.to_columns(Outer, records)))
+    assert wire.from_columns(Outer, columns) == records
+    assert len(columns) == 12
+
+
+@given(st.lists(outers, min_size=1, max_size=3), st.data())
+def test_columns_are_as_strict_as_documents(records: list[Outer], data: st.DataObject) -> None:
+    columns = json.loads(json.dumps(wire.to_columns(Outer, records)))
+    name = data.draw(st.sampled_from(sorted(columns)))
+    row = data.draw(st.integers(0, len(records) - 1))
+    odd: Any = data.draw(
+        st.sampled_from([None, True, 0, -1, 2**63, 1.5, math.nan, 1e301, "", "NaN", [], [1], {}, {"number": 1}])
+    )
+    columns[name][row] = odd
+    document = {column: values[row] for column, values in columns.items()}
+    try:
+        expected = wire.from_document(Outer, document)
+    except SerializationError:
+        with pytest.raises(SerializationError, match=rf"{name}\[{row}\]"):
+            wire.from_columns(Outer, columns)
+    else:
+        assert repr(wire.from_columns(Outer, columns)[row]) == repr(expected)
+
+
+def test_a_column_with_a_default_may_be_missing_and_no_other() -> None:
+    columns = wire.to_columns(Inner, [Inner(number=1), Inner(number=2)])
+    assert wire.from_columns(Inner, {"number": columns["number"]}) == [Inner(number=1), Inner(number=2)]
+    with pytest.raises(SerializationError, match="column number is missing"):
+        wire.from_columns(Inner, {"name": columns["name"]})
+
+
+@pytest.mark.parametrize("columns", [None, [], "x", {"number": 5}, {"number": "12"}, {"number": {"0": 1}}], ids=str)
+def test_columns_that_are_no_lists_are_refused(columns: object) -> None:
+    with pytest.raises(SerializationError, match="an object of lists"):
+        wire.from_columns(Inner, columns)
+
+
+def test_a_record_has_a_say_when_it_is_read() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Careful:
+        number: int
+
+        def check_read(self) -> None:
+            if self.number > 9:
+                raise SerializationError("not from a stranger")
+
+    assert wire.from_json(Careful, wire.to_json(Careful(number=9))).number == 9
+    with pytest.raises(SerializationError, match="Careful: not from a stranger"):
+        wire.from_json(Careful, wire.to_json(Careful(number=10)))

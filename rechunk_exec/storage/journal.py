@@ -206,7 +206,7 @@ class Journal:
                     f"{', '.join(sorted(document))} of job {document.get('job')!r}"
                 )
             results = wire.from_columns(TaskResult, document["columns"])
-            if any(min(result.stage, result.index, result.bytes_written) < 0 for result in results):
+            if any(min(document["columns"][name], default=0) < 0 for name in ("stage", "index", "bytes_written")):
                 raise SerializationError("numbers of stages, tasks and bytes are at least 0; got a negative one")
         except SerializationError as error:
             raise _damaged(name, error) from error

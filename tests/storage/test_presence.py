@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from zarr.storage import MemoryStore
+
+from rechunk_exec.storage import Presence, array_ref
+from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.stores import open_store
+from rechunk_exec.tasks import ArrayRef
+from tests.storage.arrays import make
+from tests.storage.journalled import result_of
+from tests.values import position_values
+
+SHAPE = (5, 7)
+BOX = ((2, 0), (4, 7))
+"""Two whole rows of units, each of 2 x 3 elements: three objects."""
+
+
+def array_at(store: Any, path: str = "") -> ArrayRef:
+    return make(store, SHAPE, (2, 3), "i4", path=path, values=position_values(SHAPE, "i4"), compressors=None)
+
+
+def written(objects: int = 3, stored: int = 3 * 24) -> Any:
+    return result_of(1, objects_written=objects, stored_bytes_written=stored)
+
+
+def held(ref: ArrayRef, result: Any = None, *, listed: bool = True) -> bool:
+    return Presence(ref, listed=listed).holds(result or written(), *BOX)
+
+
+@pytest.mark.parametrize("path", ["", "g/a"])
+def test_files_that_are_whole_are_there(tmp_path: Path, path: str) -> None:
+    ref = array_at(tmp_path, path)
+    assert held(ref)
+    assert held(ref, written(stored=0))  # zarr does not tell how many bytes it has stored
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def made_longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+@pytest.mark.parametrize("path", ["", "g/a"])
+@pytest.mark.parametrize("damage", [Path.unlink, emptied, cut_short, made_longer])
+@pytest.mark.parametrize("unit", ["1/0", "1/1", "1/2"])
+def test_files_that_are_lost_or_torn_are_not(
+    tmp_path: Path, path: str, damage: Callable[[Path], None], unit: str
+) -> None:
+    ref = array_at(tmp_path, path)
+    damage(tmp_path / path / "c" / unit)
+    assert not held(ref)
+
+
+def test_a_file_that_is_empty_is_torn_also_where_sizes_are_not_told(tmp_path: Path) -> None:
+    ref = array_at(tmp_path)
+    emptied(tmp_path / "c" / "1" / "2")
+    assert not held(ref, written(stored=0))
+
+
+@pytest.mark.parametrize("unit", ["0/0", "2/2"])
+def test_what_other_tasks_have_written_does_not_count(tmp_path: Path, unit: str) -> None:
+    ref = array_at(tmp_path)
+    (tmp_path / "c" / unit).unlink()
+    assert held(ref)
+
+
+def test_more_objects_than_were_stored_are_not_the_tasks(tmp_path: Path) -> None:
+    # A chunk of fill value is not stored; one that is there is another's.
+    ref = array_at(tmp_path)
+    assert not held(ref, written(objects=2, stored=0))
+
+
+def test_units_of_fill_value_are_not_stored(tmp_path: Path) -> None:
+    values = np.zeros(SHAPE, "i4")
+    values[2, 3] = 1
+    ref = make(tmp_path, SHAPE, (2, 3), "i4", values=values, compressors=None, config={"write_empty_chunks": False})
+    assert held(ref, written(objects=1, stored=24))
+    assert not held(ref, written(objects=2, stored=24))
+
+
+@pytest.mark.parametrize("path", ["", "g/a"])
+@pytest.mark.parametrize("kind", ["memory", "fsspec"])
+def test_objects_of_other_stores_are_listed_where_asked(kind: str, path: str) -> None:
+    if kind == "memory":
+        store: Any = MemoryStore()
+        ref = array_at(store, path)
+        prefix = f"{path}/" if path else ""
+
+        def remove(key: str) -> None:
+            del store._store_dict[prefix + key]
+
+    else:
+        url = f"memory://presence-test-{secrets.token_hex(6)}"
+        make(url, SHAPE, (2, 3), "i4", path=path, values=position_values(SHAPE, "i4"))  # type: ignore[arg-type]
+        ref = array_ref(url, path)
+
+        def remove(key: str) -> None:
+            objects_of(open_store(ref, read_only=False), path).delete(key)
+
+    assert held(ref)
+    remove("c/0/0")
+    assert held(ref)
+    remove("c/1/1")
+    assert not held(ref)
+    assert held(ref, listed=False)  # one listing of a target's millions of objects is spared
+
+
+def test_nothing_of_an_array_that_is_gone_is_there(tmp_path: Path) -> None:
+    ref = array_at(tmp_path)
+    (tmp_path / "zarr.json").unlink()
+    presence = Presence(ref, listed=True)
+    assert not presence.exists
+    assert not presence.holds(written(), *BOX)
+    assert not Presence(ArrayRef(store=MemoryStore()), listed=False).exists
+
+
+def test_an_array_of_no_dimensions(tmp_path: Path) -> None:
+    ref = make(tmp_path, (), (), "i4", values=np.array(5, "i4"), compressors=None)
+    result = result_of(0, objects_written=1, stored_bytes_written=4)
+    assert Presence(ref, listed=True).holds(result, (), ())
+    (tmp_path / "c").unlink()
+    assert not Presence(ref, listed=True).holds(result, (), ())

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from zarr.storage import MemoryStore
+
+from rechunk_exec import keeper as keeping
+from rechunk_exec.errors import RechunkError, StorageError, TargetExistsError, TaskError
+from rechunk_exec.keeper import Keeper
+from rechunk_exec.results import Event, TaskResult
+from rechunk_exec.storage import Journal, Lease, running_driver, sole_writer
+from rechunk_exec.storage.documents import Documents
+from rechunk_exec.tasks import ArrayRef
+from tests.storage.journalled import result_of
+
+TARGET = ArrayRef(store="/nowhere")
+
+
+@pytest.fixture
+def target() -> ArrayRef:
+    return ArrayRef(store=MemoryStore())
+
+
+@pytest.fixture
+def lease(target: ArrayRef) -> Iterator[Lease]:
+    with sole_writer(target) as held:
+        yield held
+
+
+@pytest.fixture
+def journal(target: ArrayRef) -> Journal:
+    return Journal(target, "job")
+
+
+def event_of(index: int) -> Event:
+    return Event(kind="task", index=index, result=result_of(index))
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    ends = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > ends:
+            pytest.fail(f"this did not come: {what}")
+        time.sleep(0.005)
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, *, beat_s: float = 1000.0) -> None:
+    monkeypatch.setattr(keeping, "WRITE_S", 0.01)
+    monkeypatch.setattr(keeping, "BEAT_S", beat_s)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, errors: Iterable[Exception]) -> None:
+    """Have the first writes of results fail."""
+    waiting = list(errors)
+    plain = Journal.add
+
+    def add(self: Journal, results: Iterable[TaskResult], **options: Any) -> None:
+        if waiting:
+            raise waiting.pop(0)
+        plain(self, results, **options)
+
+    monkeypatch.setattr(Journal, "add", add)
+
+
+def test_results_are_written_while_the_job_runs(
+    journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    with Keeper(journal, lease, told=True, left=3) as keeper:
+        keeper(Event(kind="start", total=3))
+        keeper(event_of(0))
+        wait_until(journal.results, "the first result")
+        keeper(Event(kind="retry", index=1, message="no"))
+        keeper(event_of(1))
+        keeper(event_of(2))
+    assert journal.results() == {(0, index): result_of(index) for index in range(3)}
+
+
+def test_results_that_were_not_written_yet_are_at_the_end(journal: Journal, lease: Lease) -> None:
+    with Keeper(journal, lease, told=True, left=2) as keeper:
+        keeper(event_of(0))
+        keeper(event_of(1))
+    assert sorted(journal.results()) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, LookupError])
+def test_results_are_written_when_the_job_is_interrupted(
+    journal: Journal, lease: Lease, error: type[BaseException]
+) -> None:
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(4))
+            raise error
+
+    with pytest.raises(error):
+        job()
+    assert journal.results() == {(0, 4): result_of(4)}
+    assert journal.failures() == ()
+
+
+def test_tasks_that_write_their_own_results_are_only_counted(
+    target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch, beat_s=0.0)
+    with Keeper(journal, lease, told=False, left=100) as keeper:
+        for index in range(70):
+            journal.add([result_of(index)])
+        wait_until(lambda: len(Documents(target, read_only=True).names("job/done")) == 1, "a merge")
+        keeper(event_of(0))
+        keeper(event_of(1))
+
+        def beaten() -> bool:
+            claim = running_driver(target)
+            return claim is not None and (claim.done, claim.left, claim.bytes_written) == (2, 100, 13)
+
+        wait_until(beaten, "a claim that tells of two tasks")
+    assert len(journal.results()) == 70
+
+
+def test_many_writes_are_merged(
+    target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Keeper(journal, lease, told=True, left=200) as keeper:
+        for index in range(200):
+            keeper(event_of(index))
+            keeper._write()
+    assert len(journal.results()) == 200
+    assert len(Documents(target, read_only=True).names("job/done")) == 3 + 200 % 64
+
+
+def test_a_failure_is_raised_by_the_next_event_and_no_result_is_lost(
+    journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    failing(monkeypatch, [StorageError("the disk is full")])
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            wait_until(lambda: keeper._failure, "a failed write")
+            keeper(event_of(1))
+            pytest.fail("the event before should have raised")
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        job()
+    assert journal.results() == {(0, 0): result_of(0)}
+
+
+def test_a_failure_after_the_last_event_is_raised_at_the_end(
+    journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, [StorageError("the disk is full")])
+    with pytest.raises(StorageError, match="the disk is full"), Keeper(journal, lease, told=True, left=9) as keeper:
+        keeper(event_of(0))
+
+
+def test_an_error_of_the_job_is_not_hidden_by_one_of_the_journal(
+    journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, [StorageError("the disk is full")] * 9)
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        job()
+
+
+def test_any_fault_of_the_thread_is_raised(journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The thread ended in silence, and the claim was no longer written.
+    quick(monkeypatch)
+    failing(monkeypatch, [ZeroDivisionError("a fault of ours")])
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            wait_until(lambda: keeper._failure, "a failed write")
+            keeper(event_of(1))
+
+    with pytest.raises(ZeroDivisionError):
+        job()
+
+
+def test_a_claim_that_is_gone_stops_the_job(
+    target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch, beat_s=0.0)
+    (driver,) = Documents(target, read_only=True).names("drivers")
+    Documents(target, read_only=False).delete(f"drivers/{driver}")
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            wait_until(lambda: keeper._failure, "a beat")
+            keeper(event_of(0))
+
+    with pytest.raises(TargetExistsError, match="it stops here"):
+        job()
+
+
+def task_error(cause: BaseException | None) -> TaskError:
+    error = TaskError("task 5 of stage 1 failed", stage=1, index=5)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "cause,message",
+    [(OSError("é: no"), "OSError: é: no"), (None, "TaskError: task 5 of stage 1 failed")],
+    ids=["a cause", "no cause"],
+)
+def test_a_task_that_failed_for_good_is_noted(
+    journal: Journal, lease: Lease, cause: BaseException | None, message: str
+) -> None:
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            raise task_error(cause)
+
+    with pytest.raises(TaskError):
+        job()
+    (failure,) = journal.failures()
+    assert (failure.stage, failure.index, failure.message) == (1, 5, message)
+    assert sorted(journal.results()) == [(0, 0)]
+
+
+def test_a_task_that_failed_is_noted_also_where_results_cannot_be_written(
+    journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, [StorageError("the disk is full")] * 9)
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            raise task_error(None)
+
+    with pytest.raises(TaskError):
+        job()
+    assert len(journal.failures()) == 1
+
+
+def test_a_store_without_a_journal_needs_none(lease: Lease) -> None:
+    with Keeper(None, lease, told=True, left=1) as keeper:
+        keeper(event_of(0))
+    with pytest.raises(RechunkError), Keeper(None, lease, told=True, left=1) as keeper:
+        raise task_error(None)
