@@ -93,6 +93,8 @@ class Lease:
         self._documents = documents
         self._claim = claim
         self._made_folder = documents is not None and not documents.has_folder
+        self.took_over = False
+        """Whether a driver before this one died while it ran a job."""
         self._workers_gone = time.monotonic()
         """By when the workers of drivers that died have ended."""
 
@@ -133,13 +135,15 @@ class Lease:
         """Remove the claim of a driver that died."""
         if self._documents is not None:
             self._documents.delete(f"{_FOLDER}/{claim.driver}")
+            self.took_over = True
             # It lived until its next beat at most. A clock that is wrong must not make this a long wait.
             left = min(WORKERS_LEAVE_S, claim.beat + BEAT_S + WORKERS_LEAVE_S - time.time())
             self._workers_gone = max(self._workers_gone, time.monotonic() + left)
 
     def await_workers(self) -> None:
         """Wait until the workers of drivers that died have ended; their last tasks write objects until then."""
-        time.sleep(max(0.0, self._workers_gone - time.monotonic()))
+        if self.took_over:
+            time.sleep(max(0.0, self._workers_gone - time.monotonic()))
 
     @property
     def _name(self) -> str:
