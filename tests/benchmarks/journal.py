@@ -1,6 +1,6 @@
 """What the journal costs: one job with it and without it, in turns, in one run. Run by hand; asserts nothing.
 
-    python tests/benchmarks/journal.py [--tasks 1500] [--rounds 5] [--task-ms 10]
+    python tests/benchmarks/journal.py [--tasks 1500] [--rounds 5] [--task-ms 10] [--folder DIR]
 
 Tasks wait until they have taken ``--task-ms`` each, so that the machine's drift in encoding does not hide a cost of
 microseconds a task, and the serial executor runs one after the other. ``with`` is the job as users run it; ``without``
@@ -76,11 +76,12 @@ def run_one(folder: Path, way: str, tasks: int, seconds: float) -> tuple[float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=None, help="where; by default a temporary one")
     parser.add_argument("--tasks", type=int, default=1500)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--task-ms", type=float, default=10.0)
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="journal-benchmark-"))
+    folder = Path(tempfile.mkdtemp(prefix="journal-benchmark-", dir=options.folder))
     source = zarr.create_array(folder / "source", shape=(options.tasks, 64, 64), chunks=(1, 64, 64), dtype="f4")
     for start in range(0, options.tasks, 100):
         source[start : start + 100] = start

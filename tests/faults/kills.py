@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tests.jobs import make_array
 from tests.values import Array, position_values, same_bits
 
 ROOT = Path(__file__).parents[2]
-SHAPE, CHUNKS = (24, 24, 20), (24, 4, 4)
+SHAPE, CHUNKS, OLD_CHUNKS = (24, 24, 20), (24, 4, 4), (12, 8, 4)
 MAX_MEM = 6000
 TASKS = 12 + 30
 """Of the two stages."""
@@ -50,6 +50,7 @@ class Figures:
     """What was seen over all jobs."""
 
     jobs: int = 0
+    """Every other one replaces an array."""
     kills: Counter[str] = field(default_factory=Counter)
     found: Counter[str] = field(default_factory=Counter)
     """States of the target after a kill."""
@@ -76,7 +77,7 @@ def _counts(counter: Counter[str]) -> str:
 class Scene:
     """A source, a place for a target and intermediates, and things of other people that must survive."""
 
-    def __init__(self, folder: Path, executor: str, seconds: float = 0.02) -> None:
+    def __init__(self, folder: Path, executor: str, seconds: float = 0.02, *, replaces: bool = False) -> None:
         self.folder = folder
         self.source = folder / "source"
         self.target = folder / "target"
@@ -98,11 +99,14 @@ class Scene:
             executor=executor,
             seconds=seconds,
         )
+        if replaces:  # an array of the same values is there already, whose chunks have some of the same keys
+            rx.rechunk(self.source, OLD_CHUNKS, MAX_MEM * 2, self.target, executor="serial", progress=False).execute()
 
     def start(self) -> subprocess.Popen[str]:
-        """Start a driver in a process group of its own."""
+        """Start a driver in a process group of its own. It goes on with the job if one was begun."""
+        mode = "overwrite" if self.state() == "old" else "resume"
         return subprocess.Popen(
-            self.order.command(),
+            replace(self.order, mode=mode).command(),
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
@@ -115,21 +119,32 @@ class Scene:
         """The tasks that the journal knows as done."""
         ref = array_ref(self.target)
         record = read_job(ref)
-        return set() if record is None else set(Journal(ref, record.job, read_only=True).results())
+        if record is None or record.plan.stages[-1].chunk != CHUNKS:
+            return set()
+        return set(Journal(ref, record.job, read_only=True).results())
 
     def state(self) -> str:
-        """What ``status`` says of the target; ``none`` if no job is recorded there."""
+        """What ``status`` says of the target; ``none`` if no job is recorded there, ``old`` if it is another's end."""
         try:
-            return rx.status(self.target).state
+            state = rx.status(self.target).state
         except rx.StorageError:
             return "none"
+        record = read_job(array_ref(self.target))
+        assert record is not None
+        if record.plan.stages[-1].chunk == CHUNKS:
+            return state
+        assert state == "finished"
+        return "old"
 
     def check_killed(self) -> str:
         """Look at what a kill has left; return the state."""
         state = self.state()
-        assert state in {"none", "unfinished", "finished"}
+        assert state in {"none", "old", "unfinished", "finished"}
         if state == "none":  # killed before the job was begun: no array may be there
             assert not (self.target / "zarr.json").exists()
+        elif state == "old":
+            assert zarr.open_array(self.target, mode="r").chunks == OLD_CHUNKS
+            assert self.holds_the_answer()
         elif state == "unfinished":
             status = rx.status(self.target)
             assert (status.total, status.done) == (TASKS, len(self.journalled()))
@@ -213,7 +228,7 @@ class Killing:
             scene.check_finished()
         else:
             self.figures.found[scene.check_killed()] += 1
-        self.figures.resumes += state != "none"
+        self.figures.resumes += state in {"unfinished", "finished"}
 
     def _wait_for_a_moment(self, driver: subprocess.Popen[str], left: int, before: int) -> None:
         """Wait until a moment drawn at random: while the driver starts, in the midst of the tasks, or near the end."""
@@ -275,7 +290,7 @@ def run_jobs(folder: Path, executors: tuple[str, ...], kills: int, seed: int, fi
     while sum(figures.kills.values()) < kills:
         place = folder / f"job-{number}"
         place.mkdir()
-        scene = Scene(place, executors[number % len(executors)])
+        scene = Scene(place, executors[number % len(executors)], replaces=number // len(executors) % 2 == 1)
         left = kills - sum(figures.kills.values())
         Killing(scene, chance, figures).run(min(left, chance.randint(2, 4)))
         shutil.rmtree(place)
