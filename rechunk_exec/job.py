@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
 import uuid
@@ -33,6 +34,8 @@ from rechunk_exec.sizes import format_bytes
 from rechunk_exec.storage import FinishedRecord, JobRecord
 from rechunk_exec.tasks import CopyTask, Stage
 from rechunk_exec.verification import VerifyReport, verify_copied
+
+logger = logging.getLogger("rechunk_exec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +155,7 @@ class Rechunked:
             try:
                 report = self._run(begun, lease, on_event)
                 self._verify(begun, report)
-                self._finish(begun, report)
+                self._finish(begun, report, lease)
                 if self._session is not None:
                     self._session.commit(parts.design.like)
             except BaseException as error:
@@ -230,9 +233,10 @@ class Rechunked:
             if result.stage == last.number and result.index not in bad
         )
 
-    def _finish(self, begun: Begun, report: CopyReport) -> None:
+    def _finish(self, begun: Begun, report: CopyReport, lease: storage.Lease) -> None:
         target = self._parts.places.target
-        if report.retries:  # a worker that died while it wrote has left its file
+        if report.retries or self._work.resumed is not None:  # a worker that died while it wrote has left its file
+            lease.await_workers()
             storage.remove_partials(target)
         remove_intermediates(self._work)
         if begun.journal is not None:
@@ -265,6 +269,8 @@ class Rechunked:
             error.args = (f"{error.args[0]}; {left}", *error.args[1:])
         else:
             error.add_note(left)
+        if isinstance(error, SystemExit):  # of which Python prints nothing
+            logger.warning("ended by SIGTERM: %s", left)
 
     def _open_target(self) -> zarr.Array[Any]:
         if self._session is not None:

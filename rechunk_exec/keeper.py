@@ -15,7 +15,7 @@ from typing import Self
 
 from rechunk_exec.errors import RechunkError, TaskError
 from rechunk_exec.results import Event, TaskFailure, TaskResult
-from rechunk_exec.storage import BEAT_S, MERGED_AT_ONCE, Journal, Lease
+from rechunk_exec.storage import BEAT_S, MERGED_AT_ONCE, STALE_S, Journal, Lease
 
 WRITE_S = 1.0
 """How often results are written."""
@@ -42,7 +42,7 @@ class Keeper:
         self._lease = lease
         self._told = told
         self._left = left
-        self._began = time.monotonic()
+        self._began = self._beaten = time.monotonic()
         self._lock = threading.Lock()
         self._waiting: list[TaskResult] = []
         self._done = 0
@@ -76,6 +76,8 @@ class Keeper:
     def __call__(self, event: Event) -> None:
         """Take note of an event. Raises what went wrong with the journal, or with the claim, since the last one."""
         self._refuse_failure()
+        if time.monotonic() - self._beaten > STALE_S / 2:
+            self._beat()  # the process was asleep: see that it still has its claim before the next task is begun
         if event.result is not None:
             with self._lock:
                 self._done += 1
@@ -88,18 +90,20 @@ class Keeper:
             raise self._failure
 
     def _keep(self) -> None:
-        beaten = time.monotonic()
         while not self._end.wait(WRITE_S):
             try:
                 self._write()
-                if time.monotonic() - beaten >= BEAT_S:
-                    beaten = time.monotonic()
-                    self._lease.beat(done=self._done, left=self._left, bytes_written=self._bytes_written)
+                if time.monotonic() - self._beaten >= BEAT_S:
+                    self._beat()
                     if self._journal is not None and not self._told:
                         self._journal.merge()
             except Exception as error:  # noqa: BLE001 - a thread has nobody to raise it to; the next event does
                 self._failure = error
                 return
+
+    def _beat(self) -> None:
+        self._beaten = time.monotonic()
+        self._lease.beat(done=self._done, left=self._left, bytes_written=self._bytes_written)
 
     def _write(self) -> None:
         with self._lock:

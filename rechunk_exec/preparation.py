@@ -6,7 +6,6 @@ are created. What is replaced is gone before.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,8 +21,6 @@ from rechunk_exec.tasks import ArrayRef, Stage
 
 _METADATA_BYTES = 4096
 """A disk with less room than this is full: the metadata of an array would not fit."""
-_WORKERS_LEAVE_S = 2.0
-"""Within this time the workers of a driver that was killed have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +147,9 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
         storage.mark_temp(work.temp, target)
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
+        storage.remove_moved_aside(target)
         if work.mode != "fail" and work.session is None:
-            if lease.took_over and storage.local_path(target) is None:
-                time.sleep(_WORKERS_LEAVE_S)  # they would write to the new array; on a disk they cannot
+            lease.await_workers()  # of a job before: they would write to the new array
             storage.remove_array(target)
             lease.claim()
         if journal is not None:
@@ -238,6 +235,7 @@ def _create_target(work: Undertaking) -> None:
             f"a job goes on with the target that it made; at {target} it was changed since: {'; '.join(changed)}; "
             "give mode='overwrite' to begin anew"
         )
+    storage.complete(work.design, target)
 
 
 def _remove_partials(work: Undertaking) -> None:

@@ -18,7 +18,7 @@ from math import prod
 from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
-from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
+from rechunk_exec.storage.create import Design, TargetWishes, complete, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.journal import (
@@ -29,7 +29,7 @@ from rechunk_exec.storage.journal import (
     read_finished,
     read_job,
 )
-from rechunk_exec.storage.lease import BEAT_S, Claim, Lease, running_driver, sole_writer
+from rechunk_exec.storage.lease import BEAT_S, STALE_S, Claim, Lease, running_driver, sole_writer
 from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.places import (
@@ -43,6 +43,7 @@ from rechunk_exec.storage.places import (
     refuse_overlap,
     refuse_unwritable,
     remove_array,
+    remove_moved_aside,
     remove_partials,
     remove_temp,
     temp_place,
@@ -65,6 +66,7 @@ from rechunk_exec.tasks import ArrayRef
 __all__ = [
     "BEAT_S",
     "MERGED_AT_ONCE",
+    "STALE_S",
     "ArrayRef",
     "Claim",
     "Design",
@@ -88,6 +90,7 @@ __all__ = [
     "array_ref",
     "beside",
     "child",
+    "complete",
     "create",
     "describe",
     "design_intermediate",
@@ -115,6 +118,7 @@ __all__ = [
     "refuse_overlap",
     "refuse_unwritable",
     "remove_array",
+    "remove_moved_aside",
     "remove_partials",
     "remove_temp",
     "run_with_changes",

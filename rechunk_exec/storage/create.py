@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import zarr
+from zarr.abc.store import Store
 from zarr.codecs import BytesCodec
 from zarr.core.buffer import default_buffer_prototype
+from zarr.errors import ContainsArrayError, ContainsGroupError
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
-from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.objects import objects_of, put_object
+from rechunk_exec.storage.places import METADATA_NAMES
 from rechunk_exec.storage.stored import StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
@@ -128,13 +133,43 @@ def create(design: Design, ref: ArrayRef) -> None:
             with quiet_zarr():
                 documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
             for name, document in documents.items():
-                writer = objects_of(store, ref.path).create(name)
-                writer.append(document.to_bytes())
-                writer.commit()
+                put_object(objects_of(store, ref.path), name, document.to_bytes())
         else:
             _create(store, ref.path, design.arguments)
     except Exception as error:
+        if not isinstance(error, (ContainsArrayError, ContainsGroupError)):
+            _remove_metadata(store, ref.path)
         raise StorageError(f"cannot create the array {ref}: {type(error).__name__}: {error}") from error
+
+
+def complete(design: Design, ref: ArrayRef) -> None:
+    """Write what is missing of the documents of an array that was being created when its process was killed.
+
+    Raises
+    ------
+    StorageError
+        If the store cannot be written.
+    """
+    store = open_store(ref, read_only=False)
+    objects = objects_of(store, ref.path)
+    with quiet_zarr():
+        documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
+    for name, document in documents.items():
+        if objects.read(name, lambda size: memoryview(bytearray(size))) is None:
+            put_object(objects, name, document.to_bytes())
+    try:
+        for parent in PurePosixPath(ref.path).parents if ref.path else ():
+            path = str(parent).removeprefix(".")
+            zarr.open_group(store, path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
+    except Exception as error:
+        raise StorageError(f"cannot create the groups of {ref}: {type(error).__name__}: {error}") from error
+
+
+def _remove_metadata(store: Store, path: str) -> None:
+    """Remove what was written of an array that could not be created: a part of its documents may be an array too."""
+    for name in METADATA_NAMES:
+        with suppress(StorageError):
+            objects_of(store, path).delete(name)
 
 
 def _options(wishes: TargetWishes, itemsize: int) -> dict[str, Any]:

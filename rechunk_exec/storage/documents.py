@@ -17,7 +17,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
@@ -50,13 +50,7 @@ class Documents:
         ``durable`` waits until it is on the disk, where the store is a local one: it then outlasts a power cut.
         """
         key = f"{PREFIX}/{name}{_ENDING}"
-        writer = self._objects.create(key)
-        try:
-            writer.append(text.encode())
-            writer.commit()
-        except BaseException:
-            writer.abort()
-            raise
+        put_object(self._objects, key, text.encode())
         folder = local_path(self._ref)
         if durable and folder is not None:
             _flush(folder, key)

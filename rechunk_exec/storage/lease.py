@@ -37,6 +37,8 @@ BEAT_S = 10.0
 """How often a driver writes its claim again."""
 STALE_S = 60.0
 """After how many seconds without a beat the claim of a driver on another machine is taken away."""
+WORKERS_LEAVE_S = 2.0
+"""Within this time the workers of a driver that was killed have ended."""
 
 _FOLDER = "drivers"
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
@@ -92,6 +94,8 @@ class Lease:
         self._claim = claim
         self.took_over = False
         """Whether a driver before this one died while it ran a job."""
+        self._workers_gone = time.monotonic()
+        """By when the workers of drivers that died have ended."""
 
     def beat(self, *, done: int = 0, left: int = 0, bytes_written: int = 0) -> None:
         """Write the claim again, with what was done so far.
@@ -131,6 +135,14 @@ class Lease:
         if self._documents is not None:
             self._documents.delete(f"{_FOLDER}/{claim.driver}")
             self.took_over = True
+            # It lived until its next beat at most. A clock that is wrong must not make this a long wait.
+            left = min(WORKERS_LEAVE_S, claim.beat + BEAT_S + WORKERS_LEAVE_S - time.time())
+            self._workers_gone = max(self._workers_gone, time.monotonic() + left)
+
+    def await_workers(self) -> None:
+        """Wait until the workers of drivers that died have ended; their last tasks write objects until then."""
+        if self.took_over:
+            time.sleep(max(0.0, self._workers_gone - time.monotonic()))
 
     @property
     def _name(self) -> str:

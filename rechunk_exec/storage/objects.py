@@ -85,6 +85,17 @@ def objects_of(store: Store, path: str) -> Objects:
     return StoreObjects(store, path)
 
 
+def put_object(objects: Objects, key: str, content: bytes) -> int:
+    """Write an object whole, in place of what had its key, and return its size; if that fails nothing is left of it."""
+    writer = objects.create(key)
+    try:
+        writer.append(content)
+        return writer.commit()
+    except BaseException:
+        writer.abort()
+        raise
+
+
 class LocalObjects(Objects):
     """Files under a folder."""
 

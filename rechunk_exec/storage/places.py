@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, forget_listings, list_names
-from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of
+from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of, put_object
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
@@ -33,6 +34,8 @@ METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
 
 _MARKER = ".rechunk_exec-temp"
 _REMOVING = "removing.json"
+_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
+"""Names of folders that were moved aside, to be removed."""
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -189,22 +192,31 @@ def refuse_foreign_temp(place: ArrayRef) -> None:
     """Raise :class:`TargetExistsError` if the folder of intermediates holds something, and is not marked as ours."""
     objects = objects_of(open_store(place, read_only=True), place.path)
     marked = objects.read(_MARKER, lambda size: memoryview(bytearray(size))) is not None
-    if not marked and _occupant(place) is not None:
+    if not marked and _occupant(place) is not None and not _holds_half_a_mark(place):
         raise TargetExistsError(f"the place of the intermediates must be free or ours; {place} is neither; remove it")
 
 
 def mark_temp(place: ArrayRef, target: ArrayRef) -> None:
     """Mark a folder of intermediates as ours, if it is not yet; see :func:`refuse_foreign_temp`."""
     refuse_foreign_temp(place)
-    writer = objects_of(open_store(place, read_only=False), place.path).create(_MARKER)
-    writer.append(str(target).encode())
-    writer.commit()
+    put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, str(target).encode())
+
+
+def _holds_half_a_mark(place: ArrayRef) -> bool:
+    """Whether a local folder holds no more than what a process left that was killed while it marked it."""
+    path = local_path(place)
+    return path is not None and path.is_dir() and all(_is_partial(entry.name, _MARKER) for entry in path.iterdir())
+
+
+def _is_partial(name: str, of: str) -> bool:
+    return name.startswith(f".{of}.") and PARTIAL_NAME.fullmatch(name) is not None
 
 
 def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
     """Remove the named intermediates and the mark, and the folder if that leaves it empty."""
     for name in names:
         remove_array(child(place, name))
+    remove_partials(place)
     objects_of(open_store(place, read_only=False), place.path).delete(_MARKER)
     path = local_path(place)
     if path is not None:
@@ -232,7 +244,7 @@ def remove_array(ref: ArrayRef) -> None:
                 folder.mkdir()
             for name in METADATA_NAMES:  # first, so that who still reads there notices
                 (aside / name).unlink(missing_ok=True)
-            shutil.rmtree(aside)
+        remove_moved_aside(ref)
     except Exception as error:
         raise StorageError(f"cannot remove the array {ref}: {error}") from error
 
@@ -257,9 +269,23 @@ async def _remove_objects(store: Any, path: str) -> None:
 
 async def _remove_tree(store: Any, name: str) -> None:
     """Remove an object, or all that is under its name."""
-    await store.delete_dir(name)
     with suppress(FileNotFoundError, KeyError):
-        await store.delete(name)
+        await store.delete(name)  # first: a store of files takes no object for a folder
+    await store.delete_dir(name)
+
+
+def remove_moved_aside(ref: ArrayRef) -> None:
+    """Remove what was moved aside from an array's place, also by a process that was killed before it removed it.
+
+    Local disks only.
+    """
+    path = local_path(ref)
+    folder = None if path is None else path.resolve()
+    if folder is not None and folder.parent.is_dir():
+        for entry in folder.parent.iterdir():
+            found = _ASIDE.fullmatch(entry.name)
+            if found is not None and found[1] == folder.name:
+                shutil.rmtree(entry)
 
 
 def remove_partials(ref: ArrayRef) -> None:

@@ -1,0 +1,107 @@
+"""What the journal costs: one job with it and without it, in turns, in one run. Run by hand; asserts nothing.
+
+    python tests/benchmarks/journal.py [--tasks 1500] [--rounds 5] [--task-ms 10] [--folder DIR]
+
+Tasks wait until they have taken ``--task-ms`` each, so that the machine's drift in encoding does not hide a cost of
+microseconds a task, and the serial executor runs one after the other. ``with`` is the job as users run it; ``without``
+has a keeper that beats but writes no results. ``records`` has the tasks write their results by themselves, as those of
+a plain function do. The table shows seconds and their ratio to ``without``, by medians and for each round's pair, and
+the processor time that a task costs more than ``without``, as a part of its ``--task-ms``: what the journal would cost
+if nothing of it ran beside the tasks. The second is the one to trust on a machine that others use too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import zarr
+
+import rechunk_exec as rx
+from rechunk_exec import job, keeper
+from rechunk_exec.executors import SerialExecutor
+
+WAYS = ("without", "with", "records")
+
+
+class TimedTasks:
+    """A task function that takes a given time, the copy included; it yields the processor for the rest."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, task: rx.CopyTask) -> rx.TaskResult:
+        end = time.perf_counter() + self.seconds
+        result = rx.run_task(task)
+        time.sleep(max(0.0, end - time.perf_counter()))
+        return result
+
+
+def run_one(folder: Path, way: str, tasks: int, seconds: float) -> tuple[float, float]:
+    """Run the job once and return how long its execution took, by the clock and of processors, in seconds."""
+    timed = TimedTasks(seconds)
+    executor: Any = SerialExecutor()
+    executor.task_function = timed
+    if way == "records":
+
+        def executor(stages: Sequence[Any]) -> None:
+            for stage in stages:
+                for task in stage:
+                    timed(task)
+
+    planned = rx.rechunk(folder / "source", (1, 32, 64), 40_000, folder / way, executor=executor, progress=False)
+    if planned.plan.tasks != tasks:
+        raise SystemExit(f"{tasks} tasks were wanted; the plan has {planned.plan.tasks}")
+
+    def without(_: object, *arguments: Any, **options: Any) -> keeper.Keeper:
+        return keeper.Keeper(None, *arguments, **options)
+
+    began, worked = time.perf_counter(), time.process_time()
+    if way == "without":
+        with mock.patch.object(job, "Keeper", without):
+            planned.execute()
+    else:
+        planned.execute()
+    spent = time.perf_counter() - began, time.process_time() - worked
+    shutil.rmtree(folder / way)
+    return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=None, help="where; by default a temporary one")
+    parser.add_argument("--tasks", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--task-ms", type=float, default=10.0)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="journal-benchmark-", dir=options.folder))
+    source = zarr.create_array(folder / "source", shape=(options.tasks, 64, 64), chunks=(1, 64, 64), dtype="f4")
+    for start in range(0, options.tasks, 100):
+        source[start : start + 100] = start
+    spent: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    for number in range(options.rounds):
+        for way in WAYS if number % 2 else WAYS[::-1]:
+            spent[way].append(run_one(folder, way, options.tasks, options.task_ms / 1000))
+    shutil.rmtree(folder)
+    base = spent["without"]
+    for way in WAYS:
+        median = statistics.median(clock for clock, _ in spent[way])
+        ratio = median / statistics.median(clock for clock, _ in base)
+        ratios = [mine / theirs for (mine, _), (theirs, _) in zip(spent[way], base, strict=True)]
+        more = [mine - theirs for (_, mine), (_, theirs) in zip(spent[way], base, strict=True)]
+        part = statistics.median(more) / options.tasks / (options.task_ms / 1000)
+        print(
+            f"{way:8} {median:8.3f} s, {ratio:.4f} of without (by round: {', '.join(f'{r:.4f}' for r in ratios)}); "
+            f"processor time of a task: {100 * part:+.2f} % of it"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Jobs whose source or words changed between two runs are not gone on with: the error names what differs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import GzipCodec
+
+import rechunk_exec as rx
+from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor
+from tests.faults.test_unfinished import FIRST, SECOND, SHAPE, stop_after
+from tests.jobs import ZarrArray, assert_exact, make_array, snapshot
+
+STOPPED_AFTER = FIRST + 4
+
+
+def wanted(folder: Path, **changed: Any) -> rx.Rechunked:
+    """The job, asked for with these words."""
+    words: dict[str, Any] = {
+        "target_chunks": (24, 4, 4),
+        "max_mem": 6000,
+        "target_store": folder / "target",
+        "temp_store": folder / "temp",
+        "executor": "serial",
+        "mode": "resume",
+        "progress": False,
+    }
+    return rx.rechunk(folder / "source", **(words | changed))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ZarrArray:
+    """The source of a job that has stopped in its second stage."""
+    array = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
+    stop_after(STOPPED_AFTER, wanted(tmp_path, mode="fail"))
+    return array
+
+
+def chunk_rewritten(folder: Path) -> None:
+    zarr.open_array(folder / "source", mode="r+")[5] = 7
+
+
+def chunk_touched(folder: Path) -> None:
+    path = folder / "source" / "c" / "5" / "0" / "0"
+    later = path.stat().st_mtime_ns + 1_000_000_000
+    os.utime(path, ns=(later, later))
+
+
+def chunk_removed(folder: Path) -> None:
+    (folder / "source" / "c" / "23" / "0" / "0").unlink()
+
+
+def attribute_changed(folder: Path) -> None:
+    zarr.open_array(folder / "source", mode="r+").attrs["units"] = "cm"
+
+
+def attribute_added(folder: Path) -> None:
+    zarr.open_array(folder / "source", mode="r+").attrs["note"] = "new"
+
+
+def fill_value_changed(folder: Path) -> None:
+    path = folder / "source" / "zarr.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fill_value": 4.0}))
+
+
+def grown(folder: Path) -> None:
+    zarr.open_array(folder / "source", mode="r+").resize((30, 24, 20))
+
+
+def replaced(folder: Path) -> None:
+    shutil.rmtree(folder / "source")
+    make_array(folder / "source", SHAPE, (1, *SHAPE[1:]), values=np.ones(SHAPE, "f4"), attributes={"units": "m"})
+
+
+def replaced_by_another_dtype(folder: Path) -> None:
+    shutil.rmtree(folder / "source")
+    make_array(folder / "source", SHAPE, (1, *SHAPE[1:]), "i4", attributes={"units": "m"})
+
+
+def replaced_by_other_chunks(folder: Path) -> None:
+    shutil.rmtree(folder / "source")
+    make_array(folder / "source", SHAPE, (2, *SHAPE[1:]), attributes={"units": "m"})
+
+
+CHANGES: list[tuple[Callable[[Path], None], str]] = [
+    (chunk_rewritten, "the source's chunk c/5/0/0 was written since"),
+    (chunk_touched, "the source's chunk c/5/0/0 was written since"),
+    (chunk_removed, "the source's chunk c/23/0/0 was written since"),
+    (attribute_changed, 'the source\'s attributes: .*"m".* then, .*"cm".* now'),
+    (attribute_added, "the source's attributes: .*new"),
+    (fill_value_changed, "the source's fill_value: 0.0 then, 4.0 now"),
+    (grown, r"the source's shape: \[24,24,20\] then, \[30,24,20\] now"),
+    (replaced, "the source's chunk c/0/0/0 was written since, and 23 more"),
+    (replaced_by_another_dtype, 'the source\'s data_type: "float32" then, "int32" now'),
+    (replaced_by_other_chunks, "the source's chunk_grid: "),
+]
+
+
+@pytest.mark.parametrize("change, words", CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+def test_a_source_that_changed_is_refused_and_nothing_is_touched(
+    change: Callable[[Path], None], words: str, tmp_path: Path, source: ZarrArray
+) -> None:
+    change(tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(rx.ResumeError, match=words) as caught:
+        wanted(tmp_path)
+    assert "nothing was touched" in str(caught.value)
+    assert snapshot(tmp_path) == before
+    assert rx.status(tmp_path / "target").done == STOPPED_AFTER
+    again = wanted(tmp_path, mode="overwrite", max_mem="1MB")
+    assert_exact(again.execute(), zarr.open_array(tmp_path / "source", mode="r"))
+
+
+WORDS: list[tuple[dict[str, Any], str]] = [
+    ({"max_mem": 6001}, "max_mem: 6000 then, 6001 now"),
+    ({"max_mem": "1MB"}, "max_mem: 6000 then, 1000000 now"),
+    ({"target_chunks": (12, 4, 4)}, r"the target's chunk_grid: .*\[24,4,4\].* then, .*\[12,4,4\].* now"),
+    ({"target_shards": (24, 8, 8), "max_mem": 40_000}, "the target's"),
+    ({"target_options": {"compressors": GzipCodec()}}, "the target's codecs: .*zstd.* then, .*gzip.* now"),
+    ({"target_options": {"fill_value": 3}}, "the target's fill_value: 0.0 then, 3.0 now"),
+    ({"target_options": {"attributes": {"a": 1}}}, "the target's attributes"),
+    ({"zarr_format": 2}, "the target's zarr_format: 3 then, 2 now"),
+    ({"temp_store": "elsewhere"}, "temp_store: .*/temp/.* then, .*/elsewhere/.* now"),
+]
+
+
+@pytest.mark.parametrize("changed, words", WORDS, ids=[str(next(iter(changed.items()))) for changed, _ in WORDS])
+def test_other_words_are_refused_and_nothing_is_touched(
+    changed: dict[str, Any], words: str, tmp_path: Path, source: ZarrArray
+) -> None:
+    before = snapshot(tmp_path)
+    if "temp_store" in changed:
+        changed = {"temp_store": tmp_path / "elsewhere"}
+    with pytest.raises(rx.ResumeError, match=words):
+        wanted(tmp_path, **changed)
+    assert snapshot(tmp_path) == before
+    assert_exact(wanted(tmp_path).execute(), source)
+
+
+def test_another_source_of_the_same_form_is_refused(tmp_path: Path, source: ZarrArray) -> None:
+    other = make_array(tmp_path / "other", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
+    with pytest.raises(rx.ResumeError, match=r"source: .*/source then, .*/other now"):
+        rx.rechunk(
+            other, (24, 4, 4), 6000, tmp_path / "target", temp_store=tmp_path / "temp", mode="resume", progress=False
+        )
+
+
+@pytest.mark.parametrize("make", [ThreadsExecutor, ProcessesExecutor, lambda _: "serial"])
+def test_another_executor_goes_on(make: Callable[[int], Any], tmp_path: Path, source: ZarrArray) -> None:
+    job = wanted(tmp_path, executor=make(1))
+    assert_exact(job.execute(), source)
+    assert job.report is not None
+    assert job.report.tasks == FIRST + SECOND - STOPPED_AFTER
+
+
+def test_a_job_that_another_call_has_gone_on_with_since_it_was_planned_is_not_run_twice(
+    tmp_path: Path, source: ZarrArray
+) -> None:
+    late = wanted(tmp_path)
+    assert_exact(wanted(tmp_path).execute(), source)
+    before = snapshot(tmp_path / "target" / "c")
+    with pytest.raises(rx.ResumeError, match="since then another one was begun"):
+        late.execute()
+    assert snapshot(tmp_path / "target" / "c") == before
+    assert rx.status(tmp_path / "target").state == "finished"
+
+
+def test_a_target_that_was_changed_since_is_refused(tmp_path: Path, source: ZarrArray) -> None:
+    path = tmp_path / "target" / "zarr.json"
+    document = json.loads(path.read_text())
+    document["chunk_grid"]["configuration"]["chunk_shape"] = [12, 4, 4]
+    path.write_text(json.dumps(document))
+    with pytest.raises(rx.ResumeError, match="it was changed since: its chunk_grid"):
+        wanted(tmp_path).execute()
+    assert rx.status(tmp_path / "target").state == "unfinished"

@@ -1,0 +1,202 @@
+"""Journals that are damaged: a clear error with nothing written, or a task is run again, and never a wrong array."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+import rechunk_exec as rx
+from tests.faults.test_changes import STOPPED_AFTER, wanted
+from tests.faults.test_unfinished import FIRST, SECOND, SHAPE, stop_after
+from tests.jobs import ZarrArray, assert_exact, make_array, snapshot
+
+TASKS = FIRST + SECOND
+HUGE = 10**30
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ZarrArray:
+    array = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
+    stop_after(STOPPED_AFTER, wanted(tmp_path, mode="fail"))
+    return array
+
+
+def job_document(folder: Path) -> Path:
+    return folder / "target" / ".rechunk_exec" / "job.json"
+
+
+def results_document(folder: Path) -> Path:
+    return next((folder / "target" / ".rechunk_exec").glob("*/done/*.json"))
+
+
+def edited(change: Callable[[Any], object]) -> Callable[[str], str]:
+    def edit(text: str) -> str:
+        document = json.loads(text)
+        change(document)
+        return json.dumps(document)
+
+    return edit
+
+
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "one byte less": lambda text: text[:-1],
+    "something else": lambda _: "a page of a proxy that wants a password",
+    "null": lambda _: "null",
+    "a list": lambda _: "[]",
+    "nothing in it": lambda _: "{}",
+    "very deep": lambda _: "[" * 100_000,
+    "another version": edited(lambda it: it.update(rechunk_exec=99)),
+    "no version": edited(lambda it: it.pop("rechunk_exec")),
+    "another type": edited(lambda it: it.update(type="Plan")),
+    "an unknown member": edited(lambda it: it.update(colour="red")),
+    "zeros": lambda text: "\0" * len(text),
+    "no text": lambda text: "\udcff" * len(text),
+}
+OF_JOB: dict[str, Callable[[str], str]] = {
+    "a number for a name": edited(lambda it: it.update(job=5)),
+    "a path for a name": edited(lambda it: it.update(job="../../elsewhere")),
+    "no plan": edited(lambda it: it.pop("plan")),
+    "stages of another plan": edited(lambda it: it["plan"]["stages"].pop()),
+    "no stages": edited(lambda it: it["plan"].update(stages=[])),
+    "a huge region": edited(lambda it: it["plan"]["stages"][0].update(region=[HUGE, 1, 1])),
+    "a huge budget": edited(lambda it: it["fingerprint"].update(max_mem=HUGE)),
+    "another budget": edited(lambda it: it["plan"].update(max_mem=7000)),
+    "a smaller array": edited(lambda it: [stage.update(shape=[12, 24, 20]) for stage in it["plan"]["stages"]]),
+    "a region of half units": edited(lambda it: it["plan"]["stages"][1].update(region=[24, 2, 4])),
+}
+OF_RESULTS: dict[str, Callable[[str], str]] = {
+    "another job's": edited(lambda it: it.update(job="f" * 32)),
+    "columns of two lengths": edited(lambda it: it["columns"]["index"].pop()),
+    "a column too few": edited(lambda it: it["columns"].pop("stage")),
+    "texts for numbers": edited(lambda it: it["columns"].update(index=[str(one) for one in it["columns"]["index"]])),
+    "huge numbers": edited(lambda it: it["columns"].update(index=[HUGE for _ in it["columns"]["index"]])),
+    "negative numbers": edited(lambda it: it["columns"].update(index=[-1 for _ in it["columns"]["index"]])),
+    "columns that are none": edited(lambda it: it.update(columns=7)),
+}
+
+
+def refused_or_run_again(path: Path, damage: Callable[[str], str], folder: Path, source: ZarrArray) -> str:
+    """Damage a document and resume: either is refused with nothing written, or ends exactly. Return which."""
+    path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
+    before = snapshot(folder)
+    try:
+        job = wanted(folder)
+        job.execute()
+    except rx.ResumeError as error:
+        assert "mode='overwrite'" in str(error)
+        after = snapshot(folder)
+        assert after.keys() == before.keys()
+        assert {name: content for name, (_, content) in after.items()} == {
+            name: content for name, (_, content) in before.items()
+        }
+        assert_exact(wanted(folder, mode="overwrite").execute(), source)
+        return "refused"
+    assert_exact(zarr.open_array(folder / "target", mode="r"), source)
+    assert job.report is not None
+    assert job.report.tasks >= TASKS - STOPPED_AFTER
+    return "run again"
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, *OF_JOB])
+def test_a_damaged_record_of_the_job_is_refused(damage: str, tmp_path: Path, source: ZarrArray) -> None:
+    kind = {**DAMAGES, **OF_JOB}[damage]
+    assert refused_or_run_again(job_document(tmp_path), kind, tmp_path, source) == "refused"
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, *OF_RESULTS])
+def test_damaged_results_are_refused(damage: str, tmp_path: Path, source: ZarrArray) -> None:
+    kind = {**DAMAGES, **OF_RESULTS}[damage]
+    assert refused_or_run_again(results_document(tmp_path), kind, tmp_path, source) == "refused"
+
+
+def test_empty_results_from_a_power_cut_are_run_again(tmp_path: Path, source: ZarrArray) -> None:
+    assert refused_or_run_again(results_document(tmp_path), lambda _: "", tmp_path, source) == "run again"
+
+
+def test_an_empty_record_of_the_job_is_refused(tmp_path: Path, source: ZarrArray) -> None:
+    assert refused_or_run_again(job_document(tmp_path), lambda _: "", tmp_path, source) == "refused"
+
+
+@pytest.mark.parametrize("stage, index", [(0, 99), (7, 0), (1, 2**62)])
+def test_results_of_tasks_that_there_are_not_count_for_nothing(
+    stage: int, index: int, tmp_path: Path, source: ZarrArray
+) -> None:
+    def change(document: Any) -> None:
+        for name, column in document["columns"].items():
+            column.append({"stage": stage, "index": index}.get(name, column[-1]))
+
+    path = results_document(tmp_path)
+    path.write_text(edited(change)(path.read_text()))
+    assert rx.status(tmp_path / "target").done == STOPPED_AFTER
+    job = wanted(tmp_path)
+    assert_exact(job.execute(), source)
+    assert job.report is not None
+    assert job.report.tasks == TASKS - STOPPED_AFTER
+
+
+def test_results_that_claim_too_much_are_not_believed(tmp_path: Path, source: ZarrArray) -> None:
+    def claims_all(document: Any) -> None:
+        columns = document["columns"]
+        for index in range(SECOND):
+            for name, column in columns.items():
+                column.append({"stage": 1, "index": index}.get(name, column[-1]))
+
+    path = results_document(tmp_path)
+    path.write_text(edited(claims_all)(path.read_text()))
+    assert_exact(wanted(tmp_path).execute(), source)
+
+
+def test_random_bytes_in_any_document_never_give_a_wrong_array(tmp_path: Path, source: ZarrArray, long: bool) -> None:
+    chance = random.Random(8)
+    paths = sorted((tmp_path / "target" / ".rechunk_exec").rglob("*.json"))
+    whole = {path: path.read_bytes() for path in (tmp_path / "target").rglob("*") if path.is_file()}
+    temp = {path: path.read_bytes() for path in (tmp_path / "temp").rglob("*") if path.is_file()}
+    for _ in range(400 if long else 20):
+        for folder in (tmp_path / "target", tmp_path / "temp"):
+            for path in folder.rglob("*"):
+                if path.is_file() and path not in whole and path not in temp:
+                    path.unlink()
+        for path, content in {**whole, **temp}.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        path = chance.choice(paths)
+        damaged = bytearray(whole[path])
+        for _ in range(chance.randint(1, 3)):
+            damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            target = wanted(tmp_path).execute()
+        except rx.ResumeError:
+            continue
+        assert_exact(target, source)
+
+
+def test_a_damaged_end_of_a_job_is_told(tmp_path: Path, source: ZarrArray) -> None:
+    wanted(tmp_path).execute()
+    path = tmp_path / "target" / ".rechunk_exec" / "finished.json"
+    path.write_text(path.read_text()[:-5])
+    for call in (lambda: rx.status(tmp_path / "target"), lambda: wanted(tmp_path).execute()):
+        with pytest.raises(rx.ResumeError, match="its document 'finished' is not"):
+            call()
+    path.write_text("")  # a power cut: the job is looked at again
+    job = wanted(tmp_path)
+    assert_exact(job.execute(), source)
+    assert job.report is not None
+    assert job.report.tasks == 0
+    assert rx.status(tmp_path / "target").state == "finished"
+
+
+def test_a_damaged_note_of_a_failure_is_told(tmp_path: Path, source: ZarrArray) -> None:
+    place = results_document(tmp_path).parents[1] / "failed"
+    place.mkdir()
+    (place / "1-3.json").write_text("{")
+    with pytest.raises(rx.ResumeError, match="1-3"):
+        rx.status(tmp_path / "target")
+    assert_exact(wanted(tmp_path).execute(), source)

@@ -1,0 +1,94 @@
+"""Jobs that are killed: nothing is lost, and what was done is not done again. More kills: ``--long``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+import rechunk_exec as rx
+from tests.faults.driver import tasks_begun
+from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, TASKS, Figures, Killing, Scene, run_jobs
+from tests.jobs import make_array
+from tests.values import position_values, same_bits
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, long: bool) -> None:
+    figures = Figures()
+    run_jobs(tmp_path, (executor,), 35 if long else 4, 11, figures)
+    print(figures)
+    assert figures.rerun_although_done == 0
+    assert sum(figures.kills.values()) >= 4
+
+
+@pytest.mark.parametrize("aim", ["SIGTERM", "SIGINT"])
+def test_an_end_on_request_loses_no_task_that_was_done_and_tells_how_to_go_on(aim: str, tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "processes", seconds=0.1)
+    scene.order = replace(scene.order, write_s=1000.0)  # what is in the journal was flushed at the end
+    driver = scene.start()
+    while len(tasks_begun(scene.log)) < 8:
+        assert driver.poll() is None, driver.communicate()
+        time.sleep(0.005)
+    os.killpg(driver.pid, signal.Signals[aim])
+    _, errors = driver.communicate(timeout=60)
+    assert driver.returncode in {128 + signal.SIGTERM, 1, 130, -signal.SIGINT}
+    assert "the same call with mode='resume' goes on from here" in errors
+    begun, known = set(tasks_begun(scene.log)), scene.journalled()
+    assert known <= begun
+    assert len(begun - known) <= 2, "only what was running is to be run again"
+    Killing(scene, random.Random(0), Figures()).run(0)
+
+
+def test_a_finished_job_is_not_begun_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "serial", seconds=0.0)
+    for tasks in (TASKS, 0):
+        output, errors = scene.start().communicate(timeout=60)
+        assert json.loads(output.splitlines()[-1])["tasks"] == tasks, errors
+        scene.check_finished()
+
+
+def await_begun(scene: Scene, count: int, alive: Callable[[], bool]) -> None:
+    while len(tasks_begun(scene.log)) < count:
+        assert alive()
+        time.sleep(0.005)
+
+
+def test_workers_that_outlive_their_driver_write_nothing_to_the_array_that_replaces_theirs(tmp_path: Path) -> None:
+    # The driver is killed alone, and another job takes its place at once, with chunks that have the same keys.
+    scene = Scene(tmp_path, "processes", seconds=0.2)
+    scene.order = replace(scene.order, max_mem=200_000, chunks=(12, 24, 20))
+    driver = scene.start()
+    await_begun(scene, 2, lambda: driver.poll() is None)
+    driver.kill()
+    driver.wait()
+    values = position_values((24, 24, 20), "f4", seed=9)
+    other = make_array(tmp_path / "other", (24, 24, 20), (1, 24, 20), values=values)
+    job = rx.rechunk(other, (12, 24, 20), 200_000, scene.target, mode="overwrite", executor="serial", progress=False)
+    target = job.execute()
+    time.sleep(1.0)  # the workers' tasks would have ended
+    assert same_bits(np.asarray(zarr.open_array(scene.target, mode="r")[...]), values)
+    assert target.chunks == (12, 24, 20)
+    assert not list(scene.target.rglob("*.partial"))
+    driver.communicate()
+
+
+def test_what_a_killed_overwrite_had_moved_aside_is_removed_by_the_next(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", (24, 24, 20), (1, 24, 20))
+    left = tmp_path / ".target.0123456789ab.removed"
+    foreign = [tmp_path / ".target.mine.removed", tmp_path / ".other.0123456789ab.removed"]
+    for folder in (left, *foreign):
+        (folder / "c").mkdir(parents=True)
+    job = rx.rechunk(source, CHUNKS, MAX_MEM, tmp_path / "target", mode="resume", executor="serial", progress=False)
+    job.execute()
+    assert not left.exists()
+    assert all(folder.exists() for folder in foreign)

@@ -1,0 +1,192 @@
+"""Unfinished jobs whose objects were lost, cut short or removed: what is missing is made again, and no more."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+import rechunk_exec as rx
+from rechunk_exec.results import Event
+from tests.jobs import ZarrArray, assert_exact, elements, make_array, stored_objects
+from tests.values import same_bits
+
+SHAPE, CHUNKS = (24, 24, 20), (24, 4, 4)
+FIRST, SECOND = 12, 30
+"""Tasks of the two stages."""
+
+
+class StopError(Exception):
+    """An end in the middle, on purpose."""
+
+
+def job(source: ZarrArray, folder: Path, mode: Any = "resume", **options: Any) -> rx.Rechunked:
+    options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
+    planned = rx.rechunk(source, CHUNKS, 6000, folder / "target", mode=mode, **options)
+    assert [stage.tasks for stage in planned.plan.stages] == [FIRST, SECOND]
+    return planned
+
+
+def stop_after(tasks: int, planned: rx.Rechunked) -> None:
+    """Run a job until so many tasks are done."""
+    done = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "task":
+            done.append(event.index)
+            if len(done) == tasks:
+                raise StopError
+
+    with pytest.raises(StopError):
+        planned.execute(on_event=listen)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ZarrArray:
+    return make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
+
+
+def intermediate(folder: Path) -> Path:
+    (place,) = (folder / "temp").iterdir()
+    return place / "temp-1"
+
+
+def cut(size: Callable[[int], int]) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(path.read_bytes()[: size(path.stat().st_size)])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": cut(lambda _: 0),
+    "10 bytes": cut(lambda _: 10),
+    "half": cut(lambda size: size // 2),
+    "one byte less": cut(lambda size: size - 1),
+    "deleted": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("count", [1, 7])
+def test_objects_of_the_target_that_are_damaged_are_made_again(
+    damage: str, count: int, tmp_path: Path, source: ZarrArray
+) -> None:
+    stop_after(FIRST + 20, job(source, tmp_path, "fail"))
+    objects = stored_objects(tmp_path / "target")
+    assert len(objects) == 20
+    for name in random.Random(1).sample(objects, count):
+        DAMAGES[damage](tmp_path / "target" / name)
+    again = job(source, tmp_path)
+    assert_exact(again.execute(), source)
+    assert again.report is not None
+    assert again.report.tasks == SECOND - 20 + count, "what was whole was not made again, nor what is not read any more"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_objects_of_an_intermediate_that_are_damaged_are_made_again(
+    damage: str, tmp_path: Path, source: ZarrArray
+) -> None:
+    stop_after(FIRST + 3, job(source, tmp_path, "fail"))
+    objects = stored_objects(intermediate(tmp_path))
+    for name in random.Random(2).sample(objects, 2):
+        DAMAGES[damage](intermediate(tmp_path) / name)
+    again = job(source, tmp_path)
+    assert_exact(again.execute(), source)
+    assert again.report is not None
+    run = [result.stage for result in again.report.results]
+    assert 1 <= run.count(0) <= 2
+    assert run.count(1) == SECOND - 3
+
+
+def some(place: Path) -> None:
+    for name in stored_objects(place)[::3]:
+        (place / name).unlink()
+
+
+def metadata(place: Path) -> None:
+    (place / "zarr.json").unlink()
+
+
+def chunks(place: Path) -> None:
+    shutil.rmtree(place / "c")
+
+
+def folder_of_it(place: Path) -> None:
+    shutil.rmtree(place)
+
+
+def folder_above(place: Path) -> None:
+    shutil.rmtree(place.parent)
+
+
+def whole_store(place: Path) -> None:
+    shutil.rmtree(place.parents[1])
+
+
+@pytest.mark.parametrize("loss", [some, metadata, chunks, folder_of_it, folder_above, whole_store])
+@pytest.mark.parametrize("done", [5, FIRST, FIRST + 1, FIRST + SECOND - 1])
+def test_an_intermediate_that_somebody_removed_is_made_again(
+    done: int, loss: Callable[[Path], None], tmp_path: Path, source: ZarrArray
+) -> None:
+    stop_after(done, job(source, tmp_path, "fail"))
+    loss(intermediate(tmp_path))
+    again = job(source, tmp_path)
+    assert_exact(again.execute(), source)
+    assert again.report is not None
+    assert sum(result.stage == 1 for result in again.report.results) == SECOND - max(0, done - FIRST)
+    assert not list((tmp_path / "temp").rglob("*"))
+
+
+@pytest.mark.parametrize("done", [5, FIRST + 4])
+def test_a_target_that_was_emptied_is_made_again(done: int, tmp_path: Path, source: ZarrArray) -> None:
+    stop_after(done, job(source, tmp_path, "fail"))
+    shutil.rmtree(tmp_path / "target" / "c", ignore_errors=True)
+    (tmp_path / "target" / "zarr.json").unlink()
+    assert_exact(job(source, tmp_path).execute(), source)
+
+
+def test_a_target_that_was_removed_is_begun_anew(tmp_path: Path, source: ZarrArray) -> None:
+    stop_after(FIRST + 4, job(source, tmp_path, "fail"))
+    shutil.rmtree(tmp_path / "target")
+    again = job(source, tmp_path)
+    assert_exact(again.execute(), source)
+    assert again.report is not None
+    assert again.report.tasks == FIRST + SECOND
+
+
+@pytest.mark.parametrize("missing", [".zattrs", ".zarray"])
+def test_metadata_of_format_2_that_a_kill_left_in_part_are_completed(
+    missing: str, tmp_path: Path, source: ZarrArray
+) -> None:
+    stop_after(1, job(source, tmp_path, "fail", zarr_format=2))
+    (tmp_path / "target" / missing).unlink()
+    target = job(source, tmp_path, zarr_format=2).execute()
+    assert_exact(target, source)
+    assert dict(zarr.open_array(tmp_path / "target", mode="r").attrs)["units"] == "m"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("missing", ["", "layers/"])
+def test_groups_above_a_target_that_a_kill_left_out_are_made(
+    missing: str, zarr_format: Any, tmp_path: Path, source: ZarrArray
+) -> None:
+    options = {"zarr_format": zarr_format, "array_name": "layers/a"}
+    stop_after(1, job(source, tmp_path, "fail", **options))
+    (tmp_path / "target" / missing / {2: ".zgroup", 3: "zarr.json"}[zarr_format]).unlink()
+    job(source, tmp_path, **options).execute()
+    group: Any = zarr.open_group(tmp_path / "target", mode="r")
+    assert same_bits(elements(group["layers"]["a"]), elements(source))
+
+
+def test_flipped_bits_keep_their_size_and_are_found_by_verification(tmp_path: Path, source: ZarrArray) -> None:
+    stop_after(FIRST + 20, job(source, tmp_path, "fail"))
+    name = stored_objects(tmp_path / "target")[3]
+    content = bytearray((tmp_path / "target" / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / "target" / name).write_bytes(content)
+    with pytest.raises(rx.RechunkError):
+        job(source, tmp_path, verify=True).execute()
+    assert rx.status(tmp_path / "target").state == "unfinished"
