@@ -36,7 +36,7 @@ from rechunk_exec.storage.places import (
     temp_place,
 )
 from rechunk_exec.storage.records import read_records, remove_records, write_record
-from rechunk_exec.storage.retry import take_retries
+from rechunk_exec.storage.retry import RetryPolicy, retry_policy, take_retries
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -49,6 +49,7 @@ __all__ = [
     "Index",
     "Moved",
     "Region",
+    "RetryPolicy",
     "Scratch",
     "StoredArray",
     "TargetWishes",
@@ -80,6 +81,7 @@ __all__ = [
     "remove_partials",
     "remove_records",
     "remove_temp",
+    "retry_policy",
     "sole_writer",
     "take_retries",
     "temp_place",

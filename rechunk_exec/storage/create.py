@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.objects import objects_of
-from rechunk_exec.storage.stored import StoredArray, describe
+from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
 from rechunk_exec.tasks import ArrayRef
@@ -89,8 +89,10 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
     # An option replaces what would be carried over, so that is not asked for where it could not be.
     relaxed = _without(source, options)
     carried = carry_over(relaxed, wishes.zarr_format)
+    attributes: dict[str, Any] = carried.arguments["attributes"]
     arguments = {
         **carried.arguments,
+        "attributes": {name: value for name, value in attributes.items() if (name, value) != INTERMEDIATE},
         "shape": source.shape,
         "chunks": wishes.chunk,
         **({} if wishes.shard is None else {"shards": wishes.shard}),
@@ -108,7 +110,7 @@ def design_intermediate(source: StoredArray, chunk: tuple[int, ...]) -> Design:
     elif source.codec is not None:
         keep |= {"serializer"}  # the byte order
     arguments = {name: value for name, value in carried.items() if name in keep}
-    arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None}
+    arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None, "attributes": dict([INTERMEDIATE])}
     if "filters" not in arguments:
         arguments["filters"] = None
     return Design(arguments=arguments, like=_prototype(arguments), alone=True)

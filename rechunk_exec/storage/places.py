@@ -20,7 +20,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
-from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of
+from rechunk_exec.storage.objects import ARRAY_DOCUMENTS, PARTIAL_NAME, objects_of
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -174,18 +174,26 @@ def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
 
 
 def remove_array(ref: ArrayRef) -> None:
-    """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata."""
+    """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
+
+    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value.
+    """
     path = local_path(ref)
     try:
         if path is None:
             store: Any = open_store(ref, read_only=False)
-            sync(store.delete_dir(ref.path))
+            objects = objects_of(store, ref.path)
+            for name in ARRAY_DOCUMENTS:
+                objects.delete(name)
+            objects.requests.make(lambda: sync(store.delete_dir(ref.path)), "delete", ref.path)
         elif path.is_dir():
             folder = path.resolve()  # a link stays, and leads to an empty folder
             aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")
             folder.rename(aside)
             if path.is_symlink():
                 folder.mkdir()
+            for name in ARRAY_DOCUMENTS:
+                (aside / name).unlink(missing_ok=True)
             shutil.rmtree(aside)
     except OSError as error:
         raise StorageError(f"cannot remove the array {ref}: {error}") from error
