@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.s3 import Bucket, running_server
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None)
@@ -42,3 +44,22 @@ def needed_module(name: str) -> ModuleType:
         if "all" in required or name in required:
             pytest.fail(f"RECHUNK_EXEC_REQUIRE asks for {name}, which cannot be imported: {error}")
         pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of a real S3 server on this machine, with nothing in it."""
+    for package in ("moto", "s3fs", "boto3"):
+        needed_module(package)
+    with running_server() as address:
+        yield address
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket, whose address and credentials are in the environment, and nowhere else."""
+    bucket = Bucket.at(s3_server)
+    for name, value in bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    bucket.make()
+    return bucket

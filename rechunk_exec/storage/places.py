@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
 from rechunk_exec.storage.objects import ARRAY_DOCUMENTS, PARTIAL_NAME, objects_of
 from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.stores import is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
@@ -124,9 +124,12 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
     """Raise :class:`StorageError` if a local place is on a read-only or too full disk."""
     path = local_path(ref)
     if path is None:
-        if isinstance(ref.store, str) and ref.store.endswith(".zip"):
-            raise StorageError(f"the {purpose} must be writable; zip files are read only; got {ref}; give a folder")
-        if getattr(ref.store, "read_only", False):
+        if isinstance(ref.store, str) and is_read_only(ref):
+            what = "zip files are" if ref.store.endswith(".zip") else "what HTTP serves is"
+            raise StorageError(
+                f"the {purpose} must be writable; {what} read only; got {ref}; give a folder or an object store"
+            )
+        if is_read_only(ref):
             raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
         return
     there = path

@@ -1,0 +1,95 @@
+"""An S3 server on this machine, in a process of its own, and a bucket in it."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+KEY = "AKIATESTKEYOFNOBODY1"
+SECRET = "secret+of/nobody+that/must+not/be+found4"
+
+_SERVER = """
+import logging, sys
+from moto.server import ThreadedMotoServer
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("http://%s:%d" % server.get_host_and_port(), flush=True)
+sys.stdin.read()  # until whoever started this ends
+"""
+_NUMBERS = itertools.count()
+
+
+@contextmanager
+def running_server() -> Iterator[str]:
+    """Run a server while the context lasts; its address."""
+    with subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().decode().strip()
+        assert address.startswith("http://127.0.0.1:"), address
+        try:
+            yield address
+        finally:
+            server.kill()
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of an S3 server."""
+
+    address: str
+    """Of the server."""
+    name: str
+
+    @classmethod
+    def at(cls, address: str) -> Bucket:
+        return cls(address, f"bucket-{next(_NUMBERS)}")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a client needs to know."""
+        return {
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        }
+
+    def url(self, path: str) -> str:
+        return f"s3://{self.name}/{path}"
+
+    @property
+    def client(self) -> Any:
+        import boto3
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.address,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+            region_name="us-east-1",
+        )
+
+    def make(self) -> None:
+        self.client.create_bucket(Bucket=self.name)
+
+    def remove(self) -> None:
+        """Remove the bucket and all that is in it."""
+        client = self.client
+        for key in self.contents():
+            client.delete_object(Bucket=self.name, Key=key)
+        client.delete_bucket(Bucket=self.name)
+
+    def contents(self) -> dict[str, bytes]:
+        """All objects, by key."""
+        client = self.client
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        keys = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+        return {key: client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys}
