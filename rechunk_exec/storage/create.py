@@ -14,6 +14,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
@@ -134,7 +135,7 @@ def create(design: Design, ref: ArrayRef) -> None:
                 writer.append(document.to_bytes())
                 writer.commit()
         else:
-            _create(store, ref.path, design.arguments)
+            _create(persistent(store), ref.path, design.arguments)
     except Exception as error:
         raise StorageError(f"cannot create the array {ref}: {type(error).__name__}: {error}") from error
 

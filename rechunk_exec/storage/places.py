@@ -20,7 +20,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
-from rechunk_exec.storage.objects import ARRAY_DOCUMENTS, PARTIAL_NAME, objects_of
+from rechunk_exec.storage.objects import ARRAY_DOCUMENTS, PARTIAL_NAME, objects_of, requests_to
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -225,7 +225,8 @@ def _occupant(ref: ArrayRef) -> str | None:
         if not names:
             return None
     else:
-        names = set(sync(_names(open_store(ref, read_only=True), ref.path)))
+        store = open_store(ref, read_only=True)
+        names = set(requests_to(store).make(lambda: sync(_names(store, ref.path)), "list", str(ref)))
         if not names:
             return None
     if ".zarray" in names:
