@@ -48,6 +48,11 @@ class LocalObjects(Objects):
     def name(self, key: str) -> str:
         return f"{self.folder}/{key}"
 
+    def hold(self) -> None:
+        """Open the folder now, if it is there."""
+        with suppress(OSError):
+            self.descriptor()
+
     def descriptor(self, *, create: bool = False) -> int:
         """Return the open folder; :class:`FileNotFoundError` if it is not there and not to be made."""
         if self._descriptor < 0:

@@ -19,11 +19,12 @@ from zarr.storage import FsspecStore, MemoryStore, ObjectStore, ZipStore
 import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.executors import ProcessesExecutor
-from rechunk_exec.storage import Region, finer_read_unit, open_array, open_reader
+from rechunk_exec.storage import finer_read_unit, open_array, open_reader
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module
 from tests.jobs import assert_exact, assert_kept_promises, make_array
 from tests.s3 import KEY, SECRET, Bucket
+from tests.storage.arrays import region_of
 from tests.values import position_values, same_bits
 
 SHAPE = (12, 40, 30)
@@ -260,10 +261,6 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def region_of(start: tuple[int, ...], stop: tuple[int, ...], dtype: str) -> Region:
-    return Region(start, stop, np.empty([b - a for a, b in zip(start, stop, strict=True)], dtype))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
