@@ -89,6 +89,7 @@ _PASSING_TEXT = re.compile(
     r"|connection (?:reset|closed)|error decoding response body|IncompleteMessage",
     re.IGNORECASE,
 )
+_RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 _PERMANENT_TEXT = re.compile(r"status(?: code)?:? (?:401|403)\b|NoSuchBucket|AccessDenied")
 
 
@@ -115,7 +116,7 @@ def outlook(error: BaseException, *, remote: bool) -> Outlook:
         found = _outlook_of(link, remote=remote)
         if found is not None:
             return found
-        if remote and isinstance(link, OSError) and link.errno in _VAGUE_ERRNOS:
+        if remote and _errno(link) in _VAGUE_ERRNOS:
             vague = Outlook.PASSING
     return vague
 
@@ -132,7 +133,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 def is_full(error: BaseException) -> bool:
     """Whether a disk or a quota is full."""
-    return any(isinstance(link, OSError) and link.errno in FULL_ERRNOS for link in chain(error))
+    return any(_errno(link) in FULL_ERRNOS for link in chain(error))
 
 
 def _outlook_of(error: BaseException, *, remote: bool) -> Outlook | None:
@@ -144,7 +145,7 @@ def _outlook_of(error: BaseException, *, remote: bool) -> Outlook | None:
         return Outlook.PERMANENT
     if isinstance(error, (TimeoutError, ConnectionError)):
         return Outlook.PASSING
-    number = error.errno if isinstance(error, OSError) else None
+    number = _errno(error)
     if number in _PERMANENT_ERRNOS:
         return Outlook.PERMANENT
     if number in _PASSING_ERRNOS:
@@ -152,6 +153,14 @@ def _outlook_of(error: BaseException, *, remote: bool) -> Outlook | None:
     if names & _PASSING_NAMES:
         return _of_answer(error) or Outlook.PASSING
     return _of_answer(error) or (_of_text(error) if remote else None)
+
+
+def _errno(error: BaseException) -> int | None:
+    """Return the error number of the system, which Rust gives in its text only."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    told = _RUST_ERRNO.search(str(error)) if isinstance(error, (RuntimeError, OSError)) else None
+    return None if told is None else int(told[1])
 
 
 def _of_answer(error: BaseException) -> Outlook | None:

@@ -9,10 +9,10 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from zarr.abc.store import RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import LocalStore, ZipStore
+from zarr.storage import FsspecStore, LocalStore, ZipStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.failures import ShortAnswerError
@@ -57,12 +57,15 @@ class StoreObjects(Objects):
         self.store = store
         self.prefix = f"{path}/" if path else ""
         self.requests = requests_to(store)
+        # s3fs asks for the size of an object before it reads it whole, but not before it reads it from some byte on.
+        asks_first = isinstance(store, FsspecStore) and hasattr(store.fs, "max_concurrency")
+        self._whole = OffsetByteRequest(0) if asks_first else None
 
     def name(self, key: str) -> str:
         return self.prefix + key
 
     def _read(self, key: str, allocate: Allocate, start: int, length: int | None) -> memoryview | None:
-        wanted: RangeByteRequest | SuffixByteRequest | None = None
+        wanted: ByteRequest | None = self._whole
         if length is not None:
             wanted = SuffixByteRequest(-start) if start < 0 else RangeByteRequest(start, start + length)
         try:

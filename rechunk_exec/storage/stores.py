@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -79,9 +79,7 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
         raise StorageError(f"a store must be a path, a URL or a zarr store; got {ref.store!r}")
     if is_url(ref.store):
         try:
-            options = tuple(sorted(ref.storage_options.items()))
-            opened = _Opened(ref.store, options, os.getpid(), _credentials_seen())
-            return _store_of_url(opened).with_read_only(read_only)
+            return _store_of_url(ref.store, ref.storage_options, read_only=read_only)
         except ImportError as error:
             if urlsplit(ref.store).scheme in ("s3", "s3a"):
                 raise MissingExtraError("s3fs", "s3") from error
@@ -95,10 +93,11 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
     return LocalStore(ref.store, read_only=read_only)
 
 
-class _Opened(NamedTuple):
-    """What a store of a URL depends on."""
+class _Client(NamedTuple):
+    """What a client of stores depends on."""
 
-    url: str
+    root: str
+    """Scheme and host, or bucket, of a URL; all of one that chains several."""
     options: tuple[tuple[str, OptionValue], ...]
     process: int
     """Where it was made: a fork has not the threads of its client."""
@@ -106,14 +105,30 @@ class _Opened(NamedTuple):
     """What the environment was: a client has read it once."""
 
 
-@lru_cache(maxsize=64)
-def _store_of_url(opened: _Opened) -> FsspecStore:
-    """Return the store of a URL, one for all threads: fsspec makes a client for each thread, which takes long."""
-    known: dict[str, OptionValue] = {}
-    if urlsplit(opened.url).scheme in _REMOTE:
+def _store_of_url(url: str, options: Mapping[str, OptionValue], *, read_only: bool) -> FsspecStore:
+    import fsspec
+
+    parts = urlsplit(url)
+    chained = "::" in url
+    root = url if chained else f"{parts.scheme}://{parts.netloc}"
+    opened = _opened_store(_Client(root, tuple(sorted(options.items())), os.getpid(), _credentials_seen()))
+    # The way in which fsspec itself makes a path of a URL.
+    path = opened.path if chained else fsspec.get_filesystem_class(parts.scheme)._strip_protocol(url)  # noqa: SLF001
+    return FsspecStore(fs=opened.fs, path=path, read_only=read_only)
+
+
+@cache
+def _opened_store(client: _Client) -> FsspecStore:
+    """Return a store with a client, one for all threads: fsspec makes one for each thread, which takes long.
+
+    They are kept to the end: there are few, and those of aiohttp complain when they are forgotten.
+    """
+    # fsspec keeps file systems by their options, whatever the environment was when they were made.
+    known: dict[str, OptionValue] = {"skip_instance_cache": True}
+    if urlsplit(client.root).scheme in _REMOTE:
         # Other processes write there: what was listed before is no longer so.
         known["use_listings_cache"] = False
-    return FsspecStore.from_url(opened.url, storage_options={**known, **dict(opened.options)})
+    return FsspecStore.from_url(client.root, storage_options={**known, **dict(client.options)})
 
 
 _HTTP = ("http", "https")

@@ -55,6 +55,12 @@ def test_our_own_findings() -> None:
     assert remote(TimeoutError()) is Outlook.PASSING
 
 
+def test_numbers_of_the_system_in_a_text_of_rust() -> None:
+    assert local(RuntimeError("No space left on device (os error 28)")) is Outlook.PERMANENT
+    assert local(RuntimeError("Stale file handle (os error 116)")) is Outlook.PASSING
+    assert local(RuntimeError("Input/output error (os error 5)")) is Outlook.UNKNOWN
+
+
 class AnswerError(Exception):
     def __init__(self, **attributes: Any) -> None:
         super().__init__("answer")

@@ -19,7 +19,9 @@ from zarr.storage import FsspecStore, MemoryStore, ObjectStore, ZipStore
 import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.executors import ProcessesExecutor
-from rechunk_exec.storage import finer_read_unit, open_array, open_reader
+from rechunk_exec.storage import array_ref, finer_read_unit, open_array, open_reader
+from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module
 from tests.jobs import assert_exact, assert_kept_promises, make_array
@@ -36,11 +38,12 @@ TWO_STAGES = "30kB"
 
 def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rechunked:
     """Rechunk epochs to series, and check what came of it."""
+    there = array_ref(source.store_path if isinstance(source, zarr.Array) else source)
     chunks = SERIES if stages == 2 else (4, 40, 30)
     job = rx.rechunk(source, chunks, TWO_STAGES if stages == 2 else "10MB", target, progress=False, **options)
     assert len(job.stages) == stages
     made = job.execute()
-    assert_exact(made, source if isinstance(source, zarr.Array) else zarr.open_array(source, mode="r"))
+    assert_exact(made, open_array(there, read_only=True).array)
     assert_kept_promises(job)
     return job
 
@@ -60,14 +63,14 @@ EVERYWHERE = pytest.mark.parametrize("executor", ["serial", "threads", "processe
 @EVERYWHERE
 @pytest.mark.parametrize("stages", [1, 2])
 def test_from_s3_to_s3(s3: Bucket, executor: Any, stages: int) -> None:
-    make_array(s3.url("in/source.zarr"), SHAPE, EPOCHS, fill_value=7)
+    make_array(s3.store("in/source.zarr"), SHAPE, EPOCHS, fill_value=7)
     run(s3.url("in/source.zarr"), s3.url("out/target.zarr"), stages=stages, executor=executor)
     assert {key.split("/")[1] for key in s3.contents()} == {"source.zarr", "target.zarr"}, "no intermediate is left"
 
 
 @EVERYWHERE
 def test_intermediates_on_disk_for_a_target_on_s3(s3: Bucket, tmp_path: Path, executor: Any) -> None:
-    make_array(s3.url("source.zarr"), SHAPE, EPOCHS)
+    make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
     job = run(s3.url("source.zarr"), s3.url("target.zarr"), stages=2, temp_store=tmp_path / "temp", executor=executor)
     assert str(job.stages[0].target).startswith(str(tmp_path))
     assert list((tmp_path / "temp").iterdir()) == []
@@ -84,8 +87,7 @@ def test_intermediates_on_s3_for_a_target_on_disk(s3: Bucket, tmp_path: Path, ex
 def test_the_endpoint_may_be_an_option(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     options = {"endpoint_url": s3.address}
-    store = FsspecStore.from_url(s3.url("a.zarr"), storage_options={**options, "asynchronous": True})
-    source = make_array(store, SHAPE, EPOCHS)
+    source = make_array(s3.store("a.zarr"), SHAPE, EPOCHS)
     with ProcessesExecutor(2) as pool:
         job = rx.rechunk(
             s3.url("a.zarr"), SERIES, "1MB", s3.url("b.zarr"), executor=pool, storage_options=options, progress=False
@@ -94,11 +96,11 @@ def test_the_endpoint_may_be_an_option(s3: Bucket, monkeypatch: pytest.MonkeyPat
 
 
 def test_shards_are_read_and_written_on_s3(s3: Bucket) -> None:
-    make_array(s3.url("source.zarr"), SHAPE, (1, 20, 15), shards=(4, 40, 30))
+    make_array(s3.store("source.zarr"), SHAPE, (1, 20, 15), shards=(4, 40, 30))
     job = rx.rechunk(
         s3.url("source.zarr"), SERIES, "1MB", s3.url("target.zarr"), target_shards=(12, 20, 30), progress=False
     )
-    assert_exact(job.execute(), zarr.open_array(s3.url("source.zarr"), mode="r"))
+    assert_exact(job.execute(), zarr.open_array(s3.store("source.zarr"), mode="r"))
     assert sum(key.startswith("target.zarr/c/") for key in s3.contents()) == 2
 
 
@@ -109,7 +111,7 @@ def test_bands_of_chunks_are_read_by_range_from_s3(
     shape = (2, 256, 512)
     codec = None if compressor is None else zarr.codecs.BloscCodec(cname="zstd", clevel=1, blocksize=1 << 14)
     values = (np.arange(np.prod(shape), dtype="i4") // 5).reshape(shape)
-    make_array(s3.url("source.zarr"), shape, (1, 256, 512), "i4", values=values, compressors=codec)
+    make_array(s3.store("source.zarr"), shape, (1, 256, 512), "i4", values=values, compressors=codec)
     ref = ArrayRef(store=s3.url("source.zarr"))
     unit = finer_read_unit(open_array(ref, read_only=True))
     assert unit is not None
@@ -134,9 +136,9 @@ def test_bands_of_chunks_are_read_by_range_from_s3(
 
 
 def test_an_overwritten_array_on_s3_leaves_nothing_of_the_old_grid(s3: Bucket) -> None:
-    make_array(s3.url("source.zarr"), SHAPE, EPOCHS)
-    make_array(s3.url("target.zarr"), (50, 50), (1, 50))
-    make_array(s3.url("target.zarr-2"), (4,), (2,))
+    make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
+    make_array(s3.store("target.zarr"), (50, 50), (1, 50))
+    make_array(s3.store("target.zarr-2"), (4,), (2,))
     before = {key: value for key, value in s3.contents().items() if not key.startswith("target.zarr/")}
     with pytest.raises(rx.TargetExistsError):
         run(s3.url("source.zarr"), s3.url("target.zarr"))
@@ -144,6 +146,38 @@ def test_an_overwritten_array_on_s3_leaves_nothing_of_the_old_grid(s3: Bucket) -
     after = s3.contents()
     assert len([key for key in after if key.startswith("target.zarr/c/")]) == 3
     assert {key: value for key, value in after.items() if not key.startswith("target.zarr/")} == before
+
+
+def test_an_object_is_read_by_one_request(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = objects_of(open_store(ArrayRef(store=s3.url("a")), read_only=False), "b")
+    contents = {"empty": b"", "small": b"x", "large": bytes(range(256)) * 300}
+    for key, content in contents.items():
+        writer = objects.create(key)
+        writer.append(content)
+        assert writer.commit() == len(content)
+    s3fs = needed_module("s3fs")
+    made: list[str] = []
+    call = s3fs.S3FileSystem._call_s3
+
+    async def seen(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        made.append(method)
+        return await call(self, method, *args, **kwargs)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", seen)
+    for key, content in contents.items():
+        found = objects.read(key)
+        assert found is not None
+        assert bytes(found) == content
+    assert objects.read("none") is None
+    assert made == ["get_object"] * 4
+    for start, length in ((-7, 7), (9, 300)):
+        part = objects.read("large", start=start, length=length)
+        assert part is not None
+        assert bytes(part) == contents["large"][start:][:length]
+    for start, length in ((76_795, 6), (100_000, 5), (-80_000, 80_000)):
+        with pytest.raises(rx.StorageError, match="torn") as caught:
+            objects.read("large", start=start, length=length)
+        assert caught.value.permanent
 
 
 def test_a_bucket_that_is_not_there(s3: Bucket, tmp_path: Path) -> None:
@@ -219,7 +253,7 @@ def test_a_secret_is_nowhere_but_in_the_environment(
     s3: Bucket, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level(logging.DEBUG, "rechunk_exec")
-    make_array(s3.url("source.zarr"), SHAPE, EPOCHS)
+    make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
     with ProcessesExecutor(2) as pool:
         job = rx.rechunk(
             s3.url("source.zarr"), SERIES, TWO_STAGES, s3.url("target.zarr"), executor=pool, progress=None, verify=True
@@ -349,7 +383,7 @@ def test_memory_as_source_intermediate_and_target() -> None:
 
 
 def test_one_client_serves_all_threads(s3: Bucket) -> None:
-    make_array(s3.url("a.zarr"), SHAPE, EPOCHS)
+    make_array(s3.store("a.zarr"), SHAPE, EPOCHS)
     ref = ArrayRef(store=s3.url("a.zarr"))
     found: list[Any] = []
 

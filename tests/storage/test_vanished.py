@@ -15,6 +15,7 @@ from rechunk_exec.copy.worker import Worker
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import array_ref, open_reader, open_writer, remove_array
 from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef, CopyTask
 from tests.faults.stores import FaultyStore
 from tests.s3 import Bucket
@@ -41,7 +42,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ArrayRef]:
 
 
 def store_of(place: ArrayRef) -> Any:
-    return place.store
+    return open_store(place, read_only=False) if place.by_name else place.store
 
 
 def made(place: ArrayRef, layout: str) -> ArrayRef:
@@ -50,7 +51,8 @@ def made(place: ArrayRef, layout: str) -> ArrayRef:
     options = dict(FORMATS[layout])
     if "filters" in options:
         options["filters"] = [numcodecs.Delta("i4")]
-    return make(store_of(place), SHAPE, CHUNK, "i4", values=VALUES, path=place.path, **options)
+    make(store_of(place), SHAPE, CHUNK, "i4", values=VALUES, path=place.path, **options)
+    return place
 
 
 @pytest.mark.parametrize("layout", FORMATS)
@@ -87,10 +89,10 @@ def test_a_task_writes_nothing_of_what_is_removed(place: ArrayRef, layout: str, 
 
 
 def test_a_sparse_array_that_is_there_is_read(place: ArrayRef, tmp_path: Path) -> None:
-    source = make(store_of(place), SHAPE, CHUNK, "i4", fill_value=5)
+    make(store_of(place), SHAPE, CHUNK, "i4", fill_value=5)
     target = make(tmp_path / "t", SHAPE, (6, 8), "i4")
     task = CopyTask(
-        stage=0, index=0, start=(0, 0), stop=SHAPE, source=source, target=target, threads=1, predicted_bytes=1
+        stage=0, index=0, start=(0, 0), stop=SHAPE, source=place, target=target, threads=1, predicted_bytes=1
     )
     Worker().run(task)
     assert (read_by_us(target) == 5).all()
