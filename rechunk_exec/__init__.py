@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from rechunk_exec.api import rechunk, verify
+from rechunk_exec.api import rechunk, status, verify
 from rechunk_exec.copy import run_task
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import (
@@ -27,6 +27,7 @@ from rechunk_exec.job import Rechunked
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan, StagePlan
 from rechunk_exec.results import CopyReport, TaskResult
+from rechunk_exec.status import JobStatus
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 from rechunk_exec.verification import VerifyReport
 
@@ -36,6 +37,7 @@ __all__ = [
     "CopyReport",
     "CopyTask",
     "CostModel",
+    "JobStatus",
     "MissingExtraError",
     "Plan",
     "PlanError",
@@ -54,5 +56,6 @@ __all__ = [
     "rechunk",
     "run_task",
     "staged_copy",
+    "status",
     "verify",
 ]

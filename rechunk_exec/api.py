@@ -13,17 +13,19 @@ from typing import Any, Literal, TypeAlias
 import zarr
 
 from rechunk_exec import executors, storage
+from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
-from rechunk_exec.errors import BudgetError, PlanError, RechunkError, StorageError
+from rechunk_exec.errors import BudgetError, PlanError, RechunkError, ResumeError, StorageError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
-from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.fitting import Layouts, plan_for_workers
-from rechunk_exec.job import JobParts, JobPlaces, Rechunked
+from rechunk_exec.job import JobParts, Rechunked
+from rechunk_exec.preparation import JobPlaces
 from rechunk_exec.request import SourceLayout, TargetLayout
 from rechunk_exec.sizes import parse_bytes
+from rechunk_exec.status import JobStatus, read_status, unfinished_text
 from rechunk_exec.tasks import ArrayRef, OptionValue
-from rechunk_exec.verification import VerifyReport, verify_arrays
+from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_nodes
 
 Options: TypeAlias = Mapping[str, OptionValue]
 Mode: TypeAlias = Literal["fail", "overwrite", "resume"]
@@ -126,8 +128,6 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     budget = parse_bytes(max_mem)
     if mode not in ("fail", "overwrite", "resume"):
         raise PlanError(f"mode must be 'fail', 'overwrite' or 'resume'; got {mode!r}")
-    if mode == "resume":
-        raise PlanError("mode='resume' is not there yet; give mode='overwrite' to start anew")
     if temp_options:
         raise PlanError(f"intermediates are uncompressed and take no options yet; got temp_options={temp_options!r}")
     if target_options is not None and not isinstance(target_options, Mapping):
@@ -163,8 +163,11 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     )
     design = storage.design_target(stored, wishes)
     storage.refuse_overlap(places.source, places.target)
-    storage.refuse_existing(places.source, places.target, mode)
+    begun = storage.read_job(places.target) if mode == "resume" and places.journalled else None
+    if begun is None:
+        storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
+    fingerprint = storage.fingerprint(stored, places.source, design.like, max_mem=budget, temp=places.temp)
     layouts = Layouts(
         shape=stored.shape,
         itemsize=itemsize,
@@ -174,23 +177,45 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     try:
-        plan = plan_for_workers(layouts, budget, cost_model, workers)
+        plan = plan_for_workers(layouts, budget, cost_model, workers) if begun is None else begun.plan
     except BudgetError as refusal:
         refusal.args = (f"{refusal}; the array is {places.source}",)
         raise
+    if begun is not None:
+        _refuse_other_job(begun, fingerprint, places, workers)
     return Rechunked(
         plan=plan,
         parts=JobParts(
             places=places,
             stored=stored,
             design=design,
+            fingerprint=fingerprint,
             mode=mode,
+            resumed=begun,
             executor=runner,
             owned=isinstance(executor, str),
             verify=verify,
             progress=progress,
         ),
     )
+
+
+def _refuse_other_job(
+    begun: storage.JobRecord, fingerprint: storage.Fingerprint, places: JobPlaces, workers: WorkerShape
+) -> None:
+    """Raise :class:`ResumeError` unless the job that was begun is the one that is asked for now."""
+    differences = begun.fingerprint.differences(fingerprint, with_temp=len(begun.plan.stages) > 1)
+    if differences:
+        raise ResumeError(
+            f"a job goes on as it was begun; the one at {places.target} was begun at {begun.begun} with other words: "
+            f"{'; '.join(differences)}; nothing was touched; give these, or mode='overwrite' to begin anew"
+        )
+    at_once = min(stage.tasks_per_worker for stage in begun.plan.stages)
+    if workers.tasks_per_worker > at_once and not workers.elastic:
+        raise ResumeError(
+            f"a job goes on within its memory; it was planned for {at_once} tasks at once in a worker; got an executor "
+            f"that runs {workers.tasks_per_worker}; give one that runs fewer, or mode='overwrite' to plan anew"
+        )
 
 
 def _finer(stored: storage.StoredArray) -> SourceLayout | None:
@@ -200,32 +225,112 @@ def _finer(stored: storage.StoredArray) -> SourceLayout | None:
     return SourceLayout(chunk=stored.chunk, read_unit=unit, scratch=storage.read_scratch(stored, unit))
 
 
-def verify(source: object, target: object, *, storage_options: Options | None = None) -> VerifyReport:
-    """Compare two arrays bit for bit, by digests that do not depend on chunking.
+def verify(  # noqa: PLR0913 - what rechunk takes, and the sample
+    source: object,
+    target: object,
+    *,
+    executor: object = "threads",
+    max_mem: int | str | None = None,
+    sample: float | None = None,
+    storage_options: Options | None = None,
+) -> VerifyReport:
+    """Compare two arrays bit for bit, or all arrays of two groups, by digests that do not depend on chunking.
 
-    Each array is read once, along its own chunks. NaN payloads and the sign of zero count as bits; an absent chunk
-    counts as fill value.
+    Each array is read once, along its own chunks; what differs is read again, to find the write units. NaN payloads and
+    the sign of zero count as bits, an absent chunk counts as fill value, strings count by a hash of each; byte order
+    and attributes do not count. How sure that is: :mod:`rechunk_exec.digest`.
 
     Parameters
     ----------
-    source, target : str, os.PathLike, zarr.Array or zarr store
-        Two arrays of one shape and dtype (whatever its byte order).
+    source, target : str, os.PathLike, zarr.Array, zarr.Group or zarr store
+        Two arrays of one shape and dtype, or two groups, whose arrays are matched by path.
+    executor : str, executor, concurrent.futures.Executor, or callable
+        What computes the sums: a pool of workers. With others, such as a function, threads of this process do it.
+    max_mem : int or str, optional
+        Memory that one worker process may use, in bytes, or like ``"8GB"``: a decoded chunk, its stored bytes, and the
+        part of it that is added up, for each thread. Not bounded if not given.
+    sample : float, optional
+        Share of the target's write units to look at: 0.01 is one of a hundred, at least one of each array. The same
+        ones each time, spread at random. None looks at all.
     storage_options : dict, optional
         Options for URLs.
 
     Returns
     -------
     VerifyReport
-        ``ok``, and the write units of ``target`` that differ: boxes with ``start`` and ``stop``, in elements.
+        ``ok``, and ``differing``: the write units of ``target`` that differ or cannot be read, as boxes with ``start``
+        and ``stop`` in elements, the ``path`` in a group, and the ``reason`` if they could not be compared. In groups
+        also arrays that are on one side only, or of another shape or dtype.
 
     Raises
     ------
     StorageError
-        If an array cannot be read, or shapes or dtypes differ.
+        If the source cannot be read, an array cannot be opened, or shapes or dtypes of two arrays differ.
+    BudgetError
+        If ``max_mem`` is less than reading one chunk takes; ``needed_bytes`` would do.
+
+    Examples
+    --------
+    >>> import numpy as np, zarr
+    >>> one = zarr.create_array({}, data=np.arange(6.0), chunks=2)
+    >>> other = zarr.create_array({}, data=np.arange(6.0), chunks=3)
+    >>> print(verify(one, other))
+    verified: 2 boxes are the same to the bit
+    >>> other[4] = 0
+    >>> verify(one, other).differing[0].start
+    (3,)
     """
-    return verify_arrays(
-        _source_ref(source, storage_options), _source_ref(target, storage_options), threads=available_cores()
+    source_ref, target_ref = _node_ref(source, storage_options), _node_ref(target, storage_options)
+    options = VerifyOptions(
+        executor=_runner(executor)[0] if not isinstance(executor, str) else executor,
+        max_mem=None if max_mem is None else parse_bytes(max_mem),
+        sample=sample,
+        unfinished=unfinished_text(target_ref),
     )
+    return verify_nodes(source_ref, target_ref, options)
+
+
+def _node_ref(node: object, storage_options: Options | None) -> ArrayRef:
+    return storage.array_ref(node.store_path) if isinstance(node, zarr.Group) else _source_ref(node, storage_options)
+
+
+def status(target_store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> JobStatus:
+    """Return how far the job on a target is, from its journal. Nothing is written.
+
+    Parameters
+    ----------
+    target_store : str, os.PathLike, zarr store or zarr.Array
+        As given to :func:`rechunk`, or what that gave.
+    array_name : str, optional
+        As given to :func:`rechunk`.
+    storage_options : dict, optional
+        Options for URLs.
+
+    Returns
+    -------
+    JobStatus
+        ``done`` and ``total`` tasks over all stages, ``stages`` (the same for each), ``failed``, ``state``.
+
+    Raises
+    ------
+    StorageError
+        If no job of ours was begun there.
+    ResumeError
+        If its journal is damaged.
+    """
+    place = target_store.store_path if isinstance(target_store, zarr.Array) else target_store
+    return read_status(_target_ref(place, array_name, storage_options))
+
+
+def describe(store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> ArrayReport:
+    """Return what a stored array is, and whether a job of ours has finished it; see :func:`status` for the arguments.
+
+    Raises
+    ------
+    StorageError
+        If no array can be opened there.
+    """
+    return describe_array(_target_ref(store, array_name, storage_options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,15 +366,24 @@ def _places(wanted: _Wanted) -> JobPlaces:
             raise PlanError(f"the source {source} has no place beside it for the target; give target_store")
     else:
         _refuse_read_only(wanted.target_store, "target_store")
-        target = storage.array_ref(wanted.target_store, "", _options_for(wanted.target_store, wanted.storage_options))
-    if wanted.array_name is not None:
-        # A path, not a store of its own: so the store becomes a group.
-        target = replace(target, path="/".join(filter(None, (target.path, _node_path(wanted.array_name)))))
+        target = _target_ref(wanted.target_store, None, wanted.storage_options)
+    target = _named(target, wanted.array_name)
     temp = None
     if wanted.temp_store is not None:
         _refuse_read_only(wanted.temp_store, "temp_store")
         temp = storage.array_ref(wanted.temp_store, "", _options_for(wanted.temp_store, wanted.temp_storage_options))
     return JobPlaces(source, target, storage.temp_place(target, temp))
+
+
+def _target_ref(store: object, array_name: str | None, options: Options | None) -> ArrayRef:
+    return _named(storage.array_ref(store, "", _options_for(store, options)), array_name)
+
+
+def _named(target: ArrayRef, array_name: str | None) -> ArrayRef:
+    if array_name is None:
+        return target
+    # A path, not a store of its own: so the store becomes a group.
+    return replace(target, path="/".join(filter(None, (target.path, _node_path(array_name)))))
 
 
 def _refuse_read_only(store: object, name: str) -> None:

@@ -232,6 +232,17 @@ class Grid:
             places.append(place)
         return tuple(reversed(places))
 
+    def number(self, index: tuple[int, ...]) -> int:
+        """Number, in C order, of the unit at ``index``: what :meth:`index` gives back.
+
+        >>> Grid(shape=(5, 4), chunk=(2, 2)).number((1, 0))
+        2
+        """
+        number = 0
+        for place, count in zip(index, self.grid_shape, strict=True):
+            number = number * count + place
+        return number
+
     def box(self, number: int) -> Box:
         """Elements of unit ``number`` in C order, clipped to the array."""
         return self.box_at(self.index(number))

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import zarr
 
 from rechunk_exec import executors, storage
-from rechunk_exec.errors import PlanError, RechunkError, StorageError
+from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import Executor
-from rechunk_exec.executors.machine import available_cores
+from rechunk_exec.keeper import Keeper
 from rechunk_exec.plans import Plan
+from rechunk_exec.preparation import (
+    Begun,
+    JobPlaces,
+    Undertaking,
+    begin,
+    refuse_places,
+    refuse_what_is_there,
+    remove_intermediates,
+    utc_now,
+)
 from rechunk_exec.report.progress import progress as progress_display
-from rechunk_exec.results import CopyReport, Event, OnEvent
+from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.sizes import format_bytes
-from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
-from rechunk_exec.verification import verify_arrays
-
-_METADATA_BYTES = 4096
-"""A disk with less room than this is full: the metadata of an array would not fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobPlaces:
-    """Where the arrays of a job are."""
-
-    source: ArrayRef
-    target: ArrayRef
-    temp: ArrayRef | None
-    """The folder of the intermediates; None if there is no place for one."""
+from rechunk_exec.storage import FinishedRecord, JobRecord
+from rechunk_exec.tasks import CopyTask, Stage
+from rechunk_exec.verification import VerifyReport, verify_copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,10 @@ class JobParts:
     places: JobPlaces
     stored: storage.StoredArray
     design: storage.Design
+    fingerprint: storage.Fingerprint
     mode: str
+    resumed: JobRecord | None
+    """The job that was begun before, if this goes on with one."""
     executor: Executor
     owned: bool
     """Whether we made the executor, and so close it."""
@@ -58,7 +61,8 @@ class Rechunked:
     plan : Plan
         The stages and their figures; ``plan.explain()`` tells what was weighed.
     stages : tuple of Stage
-        The plan's stages with the arrays they copy between: lazy sequences of tasks.
+        The plan's stages with the arrays they copy between: lazy sequences of tasks. Of a job that goes on, the tasks
+        that are left are known, and the others gone from here, once :meth:`execute` has begun.
     report : CopyReport or None
         After :meth:`execute`: what was done.
     """
@@ -68,8 +72,19 @@ class Rechunked:
         self.report: CopyReport | None = None
         self._parts = parts
         self._begun = False
+        self._work = Undertaking(
+            places=parts.places,
+            stored=parts.stored,
+            design=parts.design,
+            fingerprint=parts.fingerprint,
+            mode=parts.mode,
+            resumed=parts.resumed,
+            plan=plan,
+            stages=(),
+        )
         self.stages = self._make_stages()
-        self._refuse_places()
+        self._work = replace(self._work, stages=self.stages)
+        refuse_places(self._work)
         check = getattr(parts.executor, "check_stages", None)
         if callable(check):
             check(self.stages)
@@ -77,9 +92,11 @@ class Rechunked:
     def __repr__(self) -> str:
         places = self._parts.places
         lines = [f"rechunk {places.source}", f"     to {places.target}"]
-        if self._intermediates:
+        if self._work.intermediates:
             temp_bytes = self.plan.temp_bytes
             lines.append(f"    via {places.temp}, which holds {format_bytes(temp_bytes)} ({temp_bytes} bytes)")
+        if self._parts.resumed is not None:
+            lines.append(f"   goes on with the job begun at {self._parts.resumed.begun}")
         lines += [f"   note: {note}" for note in self._parts.design.notes]
         return "\n".join([*lines, "", self.plan.explain()])
 
@@ -90,6 +107,9 @@ class Rechunked:
 
     def execute(self, *, on_event: OnEvent | None = None) -> zarr.Array[Any]:
         """Create the arrays, run the stages, and remove what was only needed on the way.
+
+        While this runs in the main thread of a program that does not handle the signal SIGTERM, that ends it like
+        Ctrl-C: workers are stopped, and what was done is on record.
 
         Parameters
         ----------
@@ -107,6 +127,8 @@ class Rechunked:
             If a task failed after its tries. The intermediates are kept, and named in the message.
         StorageError, TargetExistsError
             If the arrays cannot be created.
+        ResumeError
+            If the job that was to go on was replaced since it was planned.
         """
         if self._begun:
             raise RechunkError("a job is executed once, and this one was; plan it again with rechunk() to run it again")
@@ -115,28 +137,34 @@ class Rechunked:
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
+            stack.enter_context(_ended_by_sigterm())
             executors.check_stages(parts.executor, self.stages)
-            stack.enter_context(storage.sole_writer(parts.places.target))
-            self._prepare()
-            display = stack.enter_context(progress_display(self._parts.progress, stages=self.stages))
+            if parts.resumed is not None and storage.read_finished(parts.places.target) is not None:
+                return self._nothing_left()
+            refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
+            lease = stack.enter_context(storage.sole_writer(parts.places.target, documents=parts.places.journalled))
+            begun = begin(self._work, lease)
+            self.stages = begun.stages
             try:
-                report = executors.staged_copy(self.stages, parts.executor, on_event=_both(display, on_event))
+                report = self._run(begun, lease, on_event)
+                self._verify(begun, report)
+                self._finish(begun, report)
             except BaseException as error:
                 self._tell_what_is_left(error)
                 raise
-            self._verify()
-            self._finish(report)
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
 
-    @property
-    def _intermediates(self) -> tuple[str, ...]:
-        return tuple(stage.target for stage in self.plan.stages if stage.target != "target")
+    def _nothing_left(self) -> zarr.Array[Any]:
+        """The end of a job that had ended before."""
+        self.stages = tuple(replace(stage, left=()) for stage in self.stages)
+        self.report = CopyReport(executor=self._parts.executor.name, results=(), seconds=0.0)
+        return self._open_target()
 
     def _make_stages(self) -> tuple[Stage, ...]:
         parts = self._parts
         refs = {"source": parts.places.source, "target": parts.places.target}
-        refs |= {name: storage.child(self._temp_place(), name) for name in self._intermediates}
+        refs |= {name: storage.child(self._work.temp, name) for name in self._work.intermediates}
         job = uuid.uuid4().hex
         return tuple(
             Stage(
@@ -145,81 +173,75 @@ class Rechunked:
                 source=refs[stage.source],
                 target=refs[stage.target],
                 job=job,
-                record=getattr(parts.executor, "needs_records", False),
+                journal=None if _tells(parts.executor) else parts.places.target,
+                digest=parts.verify,
             )
             for number, stage in enumerate(self.plan.stages)
         )
 
-    def _temp_place(self) -> ArrayRef:
-        temp = self._parts.places.temp
-        if temp is None:
-            raise PlanError(
-                f"the plan needs a temp store of {self.plan.temp_bytes} bytes, and there is no place for one beside "
-                f"the target {self._parts.places.target}; give temp_store, or more max_mem"
-            )
-        return temp
+    def _run(self, begun: Begun, lease: storage.Lease, on_event: OnEvent | None) -> CopyReport:
+        """Run the tasks that are left."""
+        keeper = Keeper(
+            begun.journal, lease, told=_tells(self._parts.executor), left=sum(len(stage) for stage in begun.stages)
+        )
+        with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
+            listeners: list[OnEvent] = [keeper, display, *([] if on_event is None else [on_event])]
+            return executors.staged_copy(begun.stages, self._parts.executor, on_event=_all_of(listeners))
 
-    def _refuse_places(self) -> None:
-        places = self._parts.places
-        storage.refuse_unwritable(places.target, _METADATA_BYTES, "target")
-        if self._intermediates:
-            place = self._temp_place()
-            for name, array in (("source", places.source), ("target", places.target)):
-                if not (array.by_name and place.by_name) and array.store is not place.store:
-                    continue
-                try:
-                    storage.refuse_overlap(array, place)
-                except PlanError as error:
-                    raise PlanError(
-                        f"intermediates must lie outside the {name}; got {place} for {array}; give another temp_store"
-                    ) from error
-            storage.refuse_unwritable(place, self.plan.temp_bytes, "temp store")
-
-    def _prepare(self) -> None:
+    def _verify(self, begun: Begun, report: CopyReport) -> None:
         parts = self._parts
-        storage.refuse_existing(parts.places.source, parts.places.target, parts.mode)
-        self._refuse_places()
-        if self._intermediates:
-            storage.mark_temp(self._temp_place(), parts.places.target)
-        try:
-            if parts.mode == "overwrite":
-                storage.remove_array(parts.places.target)
-            for stage in self.stages[:-1]:
-                storage.remove_array(stage.target)  # left by a job that failed
-                storage.create(storage.design_intermediate(parts.stored, stage.plan.chunk), stage.target)
-            storage.create(parts.design, parts.places.target)
-        except StorageError:
-            self._remove_intermediates()  # nothing is in them
-            raise
+        if not parts.verify:
+            return
+        results = (*begun.done, *report.results)
+        found = verify_copied(self._work.stages, results, parts.executor, self.plan.max_mem)
+        if not found.ok:
+            self._take_back(begun, report, found)
+            raise RechunkError(
+                f"the target must hold the source's bits; {found}; the target is {parts.places.target}; "
+                "give mode='resume' to copy again what differs"
+            )
 
-    def _verify(self) -> None:
-        places = self._parts.places
-        if self._parts.verify:
-            # A thread holds a chunk, its stored bytes, and the part of it that lies in one box.
-            held = 3 * max(self._parts.stored.chunk_bytes, self._parts.design.like.chunk_bytes, 1)
-            threads = max(1, min(available_cores(), self.plan.max_mem // held))
-            found = verify_arrays(places.source, places.target, threads)
-            if not found.ok:
-                error = RechunkError(f"the target must hold the source's bits; {found}; the target is {places.target}")
-                self._tell_what_is_left(error)
-                raise error
+    def _take_back(self, begun: Begun, report: CopyReport, found: VerifyReport) -> None:
+        """Have the journal say that what differs is not done, nor what it was made of."""
+        if begun.journal is None:
+            return
+        last = self._work.stages[-1]
+        bad = {
+            number
+            for number in range(last.tasks)
+            for start, stop in [last.box(number)]
+            if any(_overlap(start, stop, box.start, box.stop) for box in found.differing)
+        }
+        begun.journal.replace(
+            result
+            for result in (*begun.done, *report.results)
+            if result.stage == last.number and result.index not in bad
+        )
 
-    def _finish(self, report: CopyReport) -> None:
+    def _finish(self, begun: Begun, report: CopyReport) -> None:
+        target = self._parts.places.target
         if report.retries:  # a worker that died while it wrote has left its file
-            storage.remove_partials(self._parts.places.target)
-        if self.stages[0].record:
-            storage.remove_records(self._parts.places.target, self.stages[0].job)
-        self._remove_intermediates()
-
-    def _remove_intermediates(self) -> None:
-        if self._intermediates:
-            storage.remove_temp(self._temp_place(), self._intermediates)
+            storage.remove_partials(target)
+        remove_intermediates(self._work)
+        if begun.journal is not None:
+            begun.journal.forget(others=True)
+            results: Sequence[TaskResult] = (*begun.done, *report.results)
+            begun.journal.finish(
+                FinishedRecord(
+                    job=begun.journal.job,
+                    ended=utc_now(),
+                    tasks=tuple(stage.tasks for stage in self.plan.stages),
+                    bytes_written=sum(result.bytes_written for result in results),
+                )
+            )
 
     def _tell_what_is_left(self, error: BaseException) -> None:
         places = self._parts.places
         left = f"the target {places.target} is unfinished"
-        if self._intermediates:
-            left += f"; kept: the intermediates {', '.join(self._intermediates)} in {places.temp}"
+        if self._work.intermediates:
+            left += f"; kept: the intermediates {', '.join(self._work.intermediates)} in {places.temp}"
+        if places.journalled:
+            left += "; the same call with mode='resume' goes on from here"
         if isinstance(error, RechunkError) and error.args:
             error.args = (f"{error.args[0]}; {left}", *error.args[1:])
         else:
@@ -229,10 +251,36 @@ class Rechunked:
         return storage.open_array(self._parts.places.target, read_only=False).array
 
 
-def _both(first: OnEvent, second: OnEvent | None) -> OnEvent:
+def _tells(executor: Executor) -> bool:
+    """Whether an executor tells of each task as it is done; else the tasks have to."""
+    return not getattr(executor, "needs_records", False)
+
+
+def _overlap(start: Sequence[int], stop: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
+    return all(a < d and c < b for a, b, c, d in zip(start, stop, low, high, strict=True))
+
+
+def _all_of(listeners: Sequence[OnEvent]) -> OnEvent:
     def tell(event: Event) -> None:
-        first(event)
-        if second is not None:
-            second(event)
+        for listener in listeners:
+            listener(event)
 
     return tell
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Take SIGTERM for a wish to end, where nobody has said what it means: leave by an exception, not at once."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not ours:
+        yield
+        return
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

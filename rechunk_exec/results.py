@@ -57,6 +57,16 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailure:
+    """A task that has failed for good."""
+
+    stage: int
+    index: int
+    message: str
+    """The class and message of the last error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
     """What a run of some stages did."""
 

@@ -114,8 +114,8 @@ class CopyTask:
     """What one read decodes, by the plan, in elements; None: a chunk."""
     job: str = ""
     """The job's name: what a worker keeps of one job never serves another."""
-    record: bool = False
-    """Whether the task leaves its result beside the target, for a driver that cannot be told."""
+    journal: ArrayRef | None = None
+    """The array beside which the task notes its result, where its executor does not tell of it; None: nowhere."""
     digest: bool = False
     """Whether the task's result is to hold the digest of its region."""
 
@@ -154,8 +154,8 @@ class Stage(Sequence[CopyTask]):
     target: ArrayRef
     job: str = ""
     """The job's name, the same for all stages of a job."""
-    record: bool = False
-    """Whether tasks leave their results beside the target, for a driver that cannot be told."""
+    journal: ArrayRef | None = None
+    """The array beside which tasks note their results, where the executor does not tell of them; None: nowhere."""
     digest: bool = False
     """Whether the tasks' results are to hold the digests of their regions."""
     left: tuple[tuple[int, int], ...] | None = None
@@ -190,7 +190,7 @@ class Stage(Sequence[CopyTask]):
             predicted_bytes=self.plan.task_bytes,
             read_unit=self.plan.read_unit,
             job=self.job,
-            record=self.record,
+            journal=self.journal,
             digest=self.digest,
         )
 
@@ -201,6 +201,10 @@ class Stage(Sequence[CopyTask]):
                 return first + position
             position -= stop - first
         return position
+
+    def has_task(self, number: int) -> bool:
+        """Whether the task of this number is among those left."""
+        return any(first <= number < stop for _, (first, stop) in self._runs())
 
     def __iter__(self) -> Iterator[CopyTask]:
         return (self[index] for index in range(len(self)))

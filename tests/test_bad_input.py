@@ -684,11 +684,6 @@ def test_modes_that_are_none(tmp_path: Path, source: ZarrArray, mode: Any) -> No
     assert f"got {mode!r}" in message
 
 
-def test_resume_says_that_it_is_not_there_yet(tmp_path: Path, source: ZarrArray) -> None:
-    message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", mode="resume")
-    assert "not there yet" in message
-
-
 @pytest.mark.parametrize("cost_model", ["fast", None, 3, {}])
 def test_cost_models_that_are_none(tmp_path: Path, source: ZarrArray, cost_model: Any) -> None:
     message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", cost_model=cost_model)

@@ -180,7 +180,50 @@ def test_verify_tells_whether_the_bits_are_the_same(frame: Path, tmp_path: Path)
     (box,) = document["differing"]
     assert document["ok"] is False
     assert all(low <= place < high for low, place, high in zip(box["start"], (3, 20, 5), box["stop"], strict=True))
-    assert "differ" in run("verify", frame, series, code=1).stdout
+    printed = run("verify", frame, series, code=1).stdout.splitlines()
+    assert "differ" in printed[0]
+    assert printed[1:] == [f"  {tuple(box['start'])} to {tuple(box['stop'])}"]
+
+
+def test_verify_takes_a_sample_an_executor_and_a_budget(frame: Path, tmp_path: Path) -> None:
+    series = tmp_path / "series.zarr"
+    run("rechunk", frame, series, *LAYOUT)
+    options = ("--sample", "0.2", "--executor", "processes", "--workers", "2", "--max-mem", "1MB")
+    assert run("verify", frame, series, *options).stdout == (
+        "verified: 2 of 9 boxes, a sample, are the same to the bit\n"
+    )
+    document = run_json("verify", frame, series, *options)
+    assert (document["boxes"], document["all_boxes"], document["executor"]) == (2, 9, "processes")
+    assert "needed_bytes" in run_json("verify", frame, series, "--max-mem", "1000", code=3)["error"]
+    for wrong in ("0", "1.5", "some"):
+        assert "--sample" in run("verify", frame, series, "--sample", wrong, code=2).stderr
+
+
+def test_verify_names_arrays_of_groups_and_what_cannot_be_read(tmp_path: Path) -> None:
+    for name, chunk in (("one", 2), ("other", 3)):
+        group = zarr.create_group(tmp_path / name)
+        for path in ("a", "sub/b"):
+            group.create_array(path, data=by_position((6,)), chunks=(chunk,))
+    assert run("verify", tmp_path / "one", tmp_path / "other").stdout == (
+        "verified: 4 boxes of 2 arrays are the same to the bit\n"
+    )
+    (tmp_path / "other/sub/b/c/1").write_bytes(b"torn")
+    printed = run("verify", tmp_path / "one", tmp_path / "other", code=1).stdout
+    assert "  sub/b (3,) to (6,): " in printed
+    assert "c/1" in printed
+    (box,) = run_json("verify", tmp_path / "one", tmp_path / "other", code=1)["differing"]
+    assert (box["path"], box["start"], box["stop"]) == ("sub/b", [3], [6])
+    assert "c/1" in box["reason"]
+
+
+def test_verify_names_some_boxes_and_counts_the_rest(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("other", 1)):
+        zarr.create_array(tmp_path / name, data=by_position((30,)).view("u4") + np.uint32(seed), chunks=(1,))
+    printed = run("verify", tmp_path / "one", tmp_path / "other", code=1).stdout.splitlines()
+    assert printed[0] == "30 of 30 boxes differ; the first is (0,) to (1,)"
+    assert printed[1:3] == ["  (0,) to (1,)", "  (1,) to (2,)"]
+    assert printed[-1] == "  and 10 more: --json names all"
+    assert len(printed) == 22
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rechunk_exec.digest import axis_weights, box_digest
+from rechunk_exec.digest import axis_weights, box_digest, grid_digests
 from tests.values import Array, position_values
 
 DTYPES: list[Any] = [
@@ -46,11 +46,15 @@ def slow_digest(elements: Array, start: tuple[int, ...]) -> int:
 
 
 def words_of(element: Any) -> list[int]:
-    """An element's little-endian bytes, in words of the largest of 8, 4, 2 and 1 bytes that divides them."""
+    """An element's little-endian bytes, in words of the largest of 8, 4, 2 and 1 bytes that divides them.
+
+    In words of 8 and 4 bytes the upper half is added to the lower one, without carry.
+    """
     little = element.dtype.newbyteorder("<")
     content = np.array([element]).astype(little).tobytes().ljust(little.itemsize, b"\0")
     width = next(width for width in (8, 4, 2, 1) if len(content) % width == 0)
-    return [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
+    words = [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
+    return [word ^ word >> 4 * width if width >= 4 else word for word in words]
 
 
 def test_splitmix64_is_the_published_generator() -> None:
@@ -137,6 +141,61 @@ def test_values_that_moved_are_seen() -> None:
     assert box_digest(values, (1, 0)) != digest
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16", "i8"])
+def test_signs_that_all_change_are_seen(dtype: str) -> None:
+    # The highest bit of a 64-bit word times any odd number is itself: an even number of such changes went unseen.
+    values = position_values((4, 6), dtype).reshape(-1)
+    octets = np.ascontiguousarray(values).view("u1").reshape(24, -1).copy()
+    octets[:, -1] ^= 0x80
+    changed = octets.view(dtype).reshape(4, 6)
+    assert box_digest(changed, (0, 0)) != box_digest(values.reshape(4, 6), (0, 0))
+    for count in (2, 4):
+        some = np.concatenate([changed.reshape(-1)[:count], values[count:]]).reshape(4, 6)
+        assert box_digest(some, (0, 0)) != box_digest(values.reshape(4, 6), (0, 0))
+
+
+def slow_cells(values: Array, start: tuple[int, ...], unit: tuple[int, ...]) -> dict[tuple[int, ...], int]:
+    """The digest of each cell of a grid, by taking its elements one by one."""
+    cells: dict[tuple[int, ...], int] = {}
+    for index in itertools.product(*map(range, values.shape)):
+        place = tuple(low + number for low, number in zip(start, index, strict=True))
+        cell = tuple(at // size for at, size in zip(place, unit, strict=True))
+        element: Any = tuple(slice(number, number + 1) for number in index)
+        cells[cell] = (cells.get(cell, 0) + slow_digest(values[(*element, ...)], place)) & MASK
+    return cells
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 30), st.integers(1, 9)), max_size=3),
+    st.sampled_from(["f4", ">f8", "u1", "S3", "c16", ">c8", "?"]),
+    st.sampled_from([1, 16, 100, 1 << 20]),
+)
+@settings(max_examples=120)
+def test_cells_of_a_grid_are_its_boxes(axes: list[tuple[int, int, int]], dtype: str, block_bytes: int) -> None:
+    shape, start, unit = (tuple(axis[number] for axis in axes) for number in range(3))
+    values = position_values(shape, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rechunk_exec.digest._BLOCK_BYTES", block_bytes)
+        found = grid_digests(values, start, unit)
+    wanted = slow_cells(values, start, unit)
+    first = tuple(low // size for low, size in zip(start, unit, strict=True))
+    counts = tuple(-(-(low + n) // size) - low // size for low, n, size in zip(start, shape, unit, strict=True))
+    assert found.shape == counts
+    assert found.dtype == np.uint64
+    assert {
+        tuple(a + b for a, b in zip(first, index, strict=True)): int(found[index]) for index in np.ndindex(counts)
+    } == wanted
+
+
+def test_cells_of_views_and_of_boxes_without_elements() -> None:
+    values = position_values((9, 12), "f8")
+    assert (grid_digests(values[2:, ::2], (2, 0), (4, 4)) == grid_digests(values[2:, ::2].copy(), (2, 0), (4, 4))).all()
+    assert grid_digests(values.T, (0, 0), (5, 4)).tolist() == grid_digests(values.T.copy(), (0, 0), (5, 4)).tolist()
+    assert grid_digests(np.zeros((0, 3), "f4"), (0, 0), (2, 2)).shape == (0, 2)
+    assert grid_digests(np.zeros((3, 0), object), (4, 4), (2, 2)).shape == (2, 0)
+    assert grid_digests(np.zeros((), "f4"), (), ()).shape == ()
+
+
 def test_zeros_and_nans_are_bits_like_others() -> None:
     def digest(*words: int) -> int:
         return box_digest(np.array(words, "u4").view("f4"), (0,))
@@ -174,23 +233,56 @@ def test_an_array_of_zero_bits_has_the_digest_zero() -> None:
     assert box_digest(np.zeros((3, 4), "f8"), (0, 0)) == 0
 
 
+def text_hash(text: str | bytes) -> int:
+    """The hash by its definition: SplitMix64's last steps on weighted characters, BLAKE2b of what is longer."""
+    if isinstance(text, bytes) or len(text) > 64:
+        content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+    weighted = sum(ord(character) * weight(-2, 65 + place) for place, character in enumerate(text))
+    state = (weighted + weight(-2, len(text))) & MASK
+    return splitmix64((state - 0x9E3779B97F4A7C15) & MASK)
+
+
+TEXTS = ["", "a", "é", "a" * 64, "a" * 65, "\0", "\0\0", "ab", "ba", "\ud800" * 3, "x" * 5000, "\U0001f6f0", ""]
+
+
 @pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object], ids=str)
-def test_texts_count_by_a_hash_of_each(dtype: Any) -> None:
-    texts = ["", "a", "é", "a" * 1000, "\0", "\0\0"]
+@pytest.mark.parametrize("long", [False, True], ids=["short", "long too"])
+def test_texts_count_by_a_hash_of_each(long: bool, dtype: Any) -> None:
+    texts = [text for text in TEXTS if (long or len(text) <= 64) and (dtype is object or "\ud800" not in text)]
+    assert len({text_hash(text) for text in texts}) == len(set(texts))
     values = np.array(texts, dtype)
-    wanted = sum(
-        int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-        * weight(0, 7 + number)
-        * weight(-1, 0)
-        for number, text in enumerate(texts)
-    )
-    assert box_digest(values, (7,)) == wanted & MASK
+    wanted = sum(text_hash(text) * weight(0, 7 + number) * weight(-1, 0) for number, text in enumerate(texts)) & MASK
+    assert box_digest(values, (7,)) == wanted
     for number in range(len(texts)):
         changed = values.copy()
         changed[number] = "other"
-        assert box_digest(changed, (7,)) != wanted & MASK
+        assert box_digest(changed, (7,)) != wanted
     parts = box_digest(values[:2], (7,)) + box_digest(values[2:], (9,))
-    assert parts & MASK == wanted & MASK
+    assert parts & MASK == wanted
+
+
+@pytest.mark.parametrize("dtype", [np.dtypes.StringDType(), object], ids=str)
+def test_many_texts_count_like_few(dtype: Any) -> None:
+    values = np.array([f"{number % 7}" * (number % 5) for number in range(5000)], dtype).reshape(50, 100)
+    wanted = sum(box_digest(values[row : row + 1], (row, 3)) for row in range(50)) & MASK
+    assert box_digest(values, (0, 3)) == wanted
+    hashes = [[text_hash(str(text)) for text in row] for row in values]
+    slow = sum(number * weight(0, i) * weight(1, 3 + j) for i, row in enumerate(hashes) for j, number in enumerate(row))
+    assert wanted == slow * weight(-1, 0) & MASK
+
+
+def test_a_text_counts_the_same_beside_long_ones_and_bytes() -> None:
+    assert (
+        box_digest(np.array(["ab", "c"], object), (0,))
+        == (
+            box_digest(np.array(["ab", "x" * 999], object), (0,))
+            - box_digest(np.array(["x" * 999], object), (1,))
+            + box_digest(np.array(["c"], object), (1,))
+        )
+        & MASK
+    )
+    assert box_digest(np.array([12, None], object), (0,)) == box_digest(np.array(["12", "None"], object), (0,))
 
 
 def test_bytes_objects_count_by_their_bytes() -> None:

@@ -11,6 +11,7 @@ def test_the_public_names_are_those_of_the_contract() -> None:
         "CopyReport",
         "CopyTask",
         "CostModel",
+        "JobStatus",
         "MissingExtraError",
         "Plan",
         "PlanError",
@@ -29,6 +30,7 @@ def test_the_public_names_are_those_of_the_contract() -> None:
         "rechunk",
         "run_task",
         "staged_copy",
+        "status",
         "verify",
     ]
 

@@ -146,8 +146,8 @@ def test_a_0d_array_is_one_task_and_a_zero_axis_none() -> None:
 
 @given(axes, st.text(max_size=5), st.booleans())
 @settings(max_examples=50)
-def test_stages_and_tasks_travel_as_pickle_and_json(axes: list[tuple[int, int, int]], job: str, record: bool) -> None:
-    stage = replace(small_stage(axes), job=job, record=record)
+def test_stages_and_tasks_travel_as_pickle_and_json(axes: list[tuple[int, int, int]], job: str, digest: bool) -> None:
+    stage = replace(small_stage(axes), job=job, digest=digest, journal=TARGET if digest else None)
     assert pickle.loads(pickle.dumps(stage)) == stage == Stage.from_json(stage.to_json())
     assert list(Stage.from_json(stage.to_json())) == list(stage)
     for task in stage[:3]:
@@ -156,11 +156,11 @@ def test_stages_and_tasks_travel_as_pickle_and_json(axes: list[tuple[int, int, i
 
 
 def test_a_task_says_what_its_stage_says() -> None:
-    stage = stage_of((10, 8), (10, 4), record=True)
+    stage = stage_of((10, 8), (10, 4), journal=SOURCE, digest=True)
     task = stage[1]
     assert (task.stage, task.index, task.start, task.stop) == (1, 1, (0, 4), (10, 8))
     assert (task.source, task.target, task.threads, task.predicted_bytes) == (SOURCE, TARGET, 2, 1000)
-    assert (task.job, task.record) == ("j", True)
+    assert (task.job, task.journal, task.digest) == ("j", SOURCE, True)
     assert stage.box(1) == (task.start, task.stop)
     assert (stage.shape, stage.region, stage.read_unit, stage.write_unit) == ((10, 8), *[(10, 4)] * 3)
 
@@ -207,7 +207,7 @@ def test_a_stage_whose_regions_share_write_units_is_refused_built_or_read() -> N
         ({"source": {"store": "s3://b", "storage_options": {"secret": "x"}}}, "no credentials"),
         ({"source": {"store": "s3://b", "storage_options": {"a": {"b": 1}}}}, "CopyTask.source.storage_options['a']"),
         ({"code": "import os"}, "CopyTask.code is unknown"),
-        ({"record": 1}, "CopyTask.record must be true or false"),
+        ({"digest": 1}, "CopyTask.digest must be true or false"),
         ({"job": None}, "CopyTask.job must be a string"),
     ],
     ids=str,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from rechunk_exec.cli import watching  # noqa: F401 - it adds its command
 from rechunk_exec.cli.commands import program
 from rechunk_exec.cli.outcome import ExitCode, notes_of
 

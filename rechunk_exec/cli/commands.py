@@ -11,6 +11,7 @@ from rich.console import Console
 
 import rechunk_exec as rx
 from rechunk_exec import wire
+from rechunk_exec.api import describe
 from rechunk_exec.cli.options import JobOptions, executor_options, job_options, opened_executor, parsed_by
 from rechunk_exec.cli.outcome import ExitCode, print_json, reporting_errors
 from rechunk_exec.demo import DEMO_SIZES, DemoRequest, run_demo
@@ -20,6 +21,8 @@ from rechunk_exec.report.tables import alternatives_table, facts_table, plan_tab
 from rechunk_exec.results import CopyReport
 from rechunk_exec.sizes import parse_bytes
 
+NAMED_BOXES = 20
+"""Boxes that differ, of which the text names each; JSON names all."""
 PIPE_WIDTH = 120
 """Columns of tables that do not go to a terminal."""
 
@@ -68,13 +71,44 @@ def plan(*, source: str, target: str | None, as_json: bool, **options: Any) -> N
 @program.command()
 @click.argument("source")
 @click.argument("target")
+@click.option(
+    "--sample",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    metavar="SHARE",
+    help="Compare only this share of the target's write units, 0.01 for one of a hundred; all if not given.",
+)
+@click.option(
+    "--max-mem",
+    callback=parsed_by(parse_bytes),
+    metavar="SIZE",
+    help="Memory of one worker process over its idle footprint; not bounded if not given.",
+)
+@executor_options
 @reporting_errors
-def verify(*, source: str, target: str, as_json: bool) -> ExitCode:
-    """Compare two arrays bit for bit, whatever their chunks. The exit code is 1 if they differ."""
-    report = rx.verify(source, target)
+def verify(  # noqa: PLR0913 - one for each option
+    *,
+    source: str,
+    target: str,
+    sample: float | None,
+    max_mem: int | None,
+    executor: str,
+    workers: int | None,
+    as_json: bool,
+) -> ExitCode:
+    """Compare two arrays, or the arrays of two groups, bit for bit, whatever their chunks.
+
+    The exit code is 1 if they differ.
+    """
+    with opened_executor(executor, workers) as pool:
+        report = rx.verify(source, target, executor=pool, max_mem=max_mem, sample=sample)
     if as_json:
         print_json({"ok": report.ok, **wire.to_document(report)})
-    results_console(quiet=as_json).print(str(report), markup=False, highlight=False, soft_wrap=True)
+    console = results_console(quiet=as_json)
+    console.print(str(report), markup=False, highlight=False, soft_wrap=True)
+    for box in report.differing[:NAMED_BOXES]:
+        console.print(f"  {box}", markup=False, highlight=False, soft_wrap=True)
+    if len(report.differing) > NAMED_BOXES:
+        console.print(f"  and {len(report.differing) - NAMED_BOXES} more: --json names all", highlight=False)
     return ExitCode.DONE if report.ok else ExitCode.FAILED
 
 
@@ -113,10 +147,15 @@ def demo(*, folder: Path, size: str, executor: str, workers: int | None, as_json
 
 
 @program.command()
+@click.argument("store", required=False)
+@click.option("--array", metavar="NAME", help="Path of the array inside STORE.")
 @reporting_errors
-def info(*, as_json: bool) -> None:
-    """Show what this machine offers: cores, memory, disk, versions, and whether fresh memory comes fast."""
-    report = inspect_machine(Path.cwd())
+def info(*, store: str | None, array: str | None, as_json: bool) -> None:
+    """Show what the array STORE is, and whether the job that writes it has finished.
+
+    Without STORE, show what this machine offers: cores, memory, disk, versions, and whether fresh memory comes fast.
+    """
+    report = inspect_machine(Path.cwd()) if store is None else describe(store, array_name=array)
     if as_json:
         print_json(wire.to_document(report))
     else:

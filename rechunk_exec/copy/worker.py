@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from rechunk_exec import wire
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
+from rechunk_exec.digest import box_digest
 from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.results import TaskResult, in_order
 from rechunk_exec.storage import (
     Index,
+    Journal,
     Moved,
     Region,
     UnitReader,
@@ -33,13 +34,13 @@ from rechunk_exec.storage import (
     Written,
     open_reader,
     open_writer,
-    read_records,
     take_retries,
-    write_record,
 )
 from rechunk_exec.tasks import CopyTask, Stage
 
 _OPEN_PAIRS_KEPT = 8
+_SLABS = 4
+"""Parts of a region, for each thread, whose digests are computed apart: none waits long for another."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -88,9 +89,19 @@ def configure_worker(cores: int) -> None:
 
 
 def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
-    """Return the results that recording tasks of ``stages`` left beside their targets, by stage and index."""
-    texts = [text for stage in stages for text in read_records(stage.target, stage.job)]
-    return list(in_order([wire.from_json(TaskResult, text) for text in texts]))
+    """Return the results that tasks left of ``stages`` noted in their journals, by stage and index."""
+    journals = {(stage.journal.key, stage.job): (stage.journal, stage.job) for stage in stages if stage.journal}
+    by_number = {stage.number: stage for stage in stages}
+    return list(
+        in_order(
+            [
+                result
+                for journal, job in journals.values()
+                for result in Journal(journal, job, read_only=True).results().values()
+                if result.stage in by_number and by_number[result.stage].has_task(result.index)
+            ]
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +161,8 @@ class Worker:
             reader=pair.reader.way,
             writer=pair.writer.way,
         )
-        if task.record:
-            write_record(task.target, task.job, f"{task.stage}-{task.index}", wire.to_json(result))
+        if task.journal is not None:
+            Journal(task.journal, task.job).add([result])
         return result
 
     def release(self) -> None:
@@ -193,6 +204,8 @@ class Worker:
             drain(pair.reader.units(region), read, scratches, helpers)
             if tally.absent:
                 pair.reader.refuse_vanished()
+            if task.digest:
+                tally.digest = f"{_digest(region, scratches, helpers):016x}"
             for scratch in scratches:
                 scratch.shrink()
             with pair.writer.jobs(region) as jobs:
@@ -233,6 +246,23 @@ class Worker:
         finally:
             with self._lock:
                 self._scratches.extend(taken)
+
+
+def _digest(region: Region, scratches: list[ScratchBuffers], helpers: ThreadPoolExecutor | None) -> int:
+    """Return the digest of a region, computed by as many threads as there are scratches."""
+    elements, first = region.elements, region.start
+    axis = next((axis for axis, n in enumerate(elements.shape) if n > 1), None)
+    if axis is None:
+        return box_digest(elements, first)
+    step = -(-elements.shape[axis] // (_SLABS * len(scratches)))
+    sums: list[int] = []
+
+    def add(low: int, _: ScratchBuffers) -> None:
+        slab = elements[(slice(None),) * axis + (slice(low, low + step),)]
+        sums.append(box_digest(slab, (*first[:axis], first[axis] + low, *first[axis + 1 :])))
+
+    drain(range(0, elements.shape[axis], step), add, scratches, helpers)
+    return sum(sums) % 2**64
 
 
 def _open_pair(task: CopyTask) -> _Pair:

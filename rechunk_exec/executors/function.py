@@ -66,10 +66,10 @@ class FunctionExecutor:
         """
         tell = on_event or nobody
         begun = time.perf_counter()
-        ours = [stage for stage in stages if not stage.record]
         job = uuid.uuid4().hex
         recorded = tuple(
-            stage if stage.record else dataclasses.replace(stage, record=True, job=job) for stage in stages
+            stage if stage.journal else dataclasses.replace(stage, journal=stages[-1].target, job=job)
+            for stage in stages
         )
         tell(Event(kind="start", total=sum(len(stage) for stage in stages)))
         try:
@@ -77,8 +77,9 @@ class FunctionExecutor:
             results = in_order(finished_results(recorded))
             self._refuse_missing(recorded, results)
         finally:
-            for stage in ours:
-                storage.remove_records(stage.target, job)
+            for stage in recorded:
+                if stage.job == job:
+                    storage.Journal(stages[-1].target, job).forget()
         for result in results:
             tell(Event(kind="task", stage=result.stage, index=result.index, result=result))
         return CopyReport(executor=self.name, results=results, seconds=time.perf_counter() - begun)

@@ -20,13 +20,26 @@ from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReade
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
-from rechunk_exec.storage.lock import sole_writer
+from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
+from rechunk_exec.storage.journal import (
+    MERGED_AT_ONCE,
+    FinishedRecord,
+    JobRecord,
+    Journal,
+    read_finished,
+    read_job,
+)
+from rechunk_exec.storage.lease import BEAT_S, Claim, Lease, running_driver, sole_writer
+from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
 from rechunk_exec.storage.places import (
     beside,
     child,
+    exists,
+    holds_documents,
     mark_temp,
     refuse_existing,
+    refuse_foreign_temp,
     refuse_inside_array,
     refuse_overlap,
     refuse_unwritable,
@@ -35,7 +48,7 @@ from rechunk_exec.storage.places import (
     remove_temp,
     temp_place,
 )
-from rechunk_exec.storage.records import read_records, remove_records, write_record
+from rechunk_exec.storage.presence import Presence
 from rechunk_exec.storage.retry import RetryPolicy, retry_policy, take_retries
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
@@ -44,10 +57,19 @@ from rechunk_exec.storage.viazarr import ZarrReader, ZarrWriter
 from rechunk_exec.tasks import ArrayRef
 
 __all__ = [
+    "BEAT_S",
+    "MERGED_AT_ONCE",
     "ArrayRef",
+    "Claim",
     "Design",
+    "Fingerprint",
+    "FinishedRecord",
     "Index",
+    "JobRecord",
+    "Journal",
+    "Lease",
     "Moved",
+    "Presence",
     "Region",
     "RetryPolicy",
     "Scratch",
@@ -56,6 +78,7 @@ __all__ = [
     "UnitReader",
     "UnitWriter",
     "Written",
+    "array_paths",
     "array_ref",
     "beside",
     "child",
@@ -64,28 +87,34 @@ __all__ = [
     "design_intermediate",
     "design_target",
     "dimension_names",
+    "exists",
     "finer_read_unit",
+    "fingerprint",
+    "holds_documents",
     "is_url",
+    "layout_differences",
+    "layout_members",
     "local_path",
     "mark_temp",
     "open_array",
     "open_reader",
     "open_writer",
-    "read_records",
+    "read_finished",
+    "read_job",
     "read_scratch",
     "refuse_existing",
+    "refuse_foreign_temp",
     "refuse_inside_array",
     "refuse_overlap",
     "refuse_unwritable",
     "remove_array",
     "remove_partials",
-    "remove_records",
     "remove_temp",
     "retry_policy",
+    "running_driver",
     "sole_writer",
     "take_retries",
     "temp_place",
-    "write_record",
     "write_scratch",
 ]
 

@@ -33,8 +33,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 class LocalObjects(Objects):
     """Files under a folder.
 
-    Once the folder is there it is held open, and files are named relative to it: whoever began with one array never
-    meets another one that has taken its place under the same path.
+    Once the folder is held, files are named relative to it: whoever began with one array never meets another one that
+    has taken its place under the same path.
     """
 
     streams = True
@@ -42,38 +42,25 @@ class LocalObjects(Objects):
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
         self.requests = Requests()
-        self._descriptor = -1
-        self._lock = threading.Lock()
+        self._held: int | None = None
 
     def name(self, key: str) -> str:
         return f"{self.folder}/{key}"
 
     def hold(self) -> None:
-        """Open the folder now, if it is there."""
+        """Hold the folder that is there now, as long as this object lives; nothing, if there is none."""
         with suppress(OSError):
-            self.descriptor()
+            self._held = os.open(self.folder, _FOLDER)
+            weakref.finalize(self, os.close, self._held).atexit = False
 
-    def descriptor(self, *, create: bool = False) -> int:
-        """Return the open folder; :class:`FileNotFoundError` if it is not there and not to be made."""
-        if self._descriptor < 0:
-            with self._lock:
-                if self._descriptor < 0:
-                    self._descriptor = self._open_folder(create=create)
-                    weakref.finalize(self, os.close, self._descriptor).atexit = False
-        return self._descriptor
-
-    def _open_folder(self, *, create: bool) -> int:
-        try:
-            return os.open(self.folder, _FOLDER)
-        except FileNotFoundError:
-            if not create:
-                raise
-        os.makedirs(self.folder, exist_ok=True)
-        return os.open(self.folder, _FOLDER)
+    def locate(self, key: str) -> tuple[str, int | None]:
+        """Return a file's path, and the folder that it is relative to."""
+        return (self.name(key), None) if self._held is None else (key, self._held)
 
     def _read(self, key: str, allocate: Allocate, start: int, length: int | None) -> memoryview | None:
         try:
-            descriptor = os.open(key, _READ, dir_fd=self.descriptor())
+            path, folder = self.locate(key)
+            descriptor = os.open(path, _READ, dir_fd=folder)
         except FileNotFoundError:
             if self._is_link(key):
                 raise StorageError(f"cannot read {self.name(key)}: it is a link to what is not there") from None
@@ -101,15 +88,18 @@ class LocalObjects(Objects):
             os.close(descriptor)
 
     def _is_link(self, key: str) -> bool:
+        path, folder = self.locate(key)
         try:
-            return stat.S_ISLNK(os.stat(key, dir_fd=self.descriptor(), follow_symlinks=False).st_mode)
+            return stat.S_ISLNK(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode)
         except FileNotFoundError:
             return False
 
     def refuse_unreadable(self, key: str) -> None:
+        path, folder = self.locate(key)
+
         def request() -> bool:
             try:
-                return stat.S_ISREG(os.stat(key, dir_fd=self.descriptor()).st_mode)
+                return stat.S_ISREG(os.stat(path, dir_fd=folder).st_mode)
             except FileNotFoundError:
                 return not self._is_link(key)
 
@@ -120,9 +110,11 @@ class LocalObjects(Objects):
         return _LocalWriter(self, key)
 
     def delete(self, key: str) -> None:
+        path, folder = self.locate(key)
+
         def request() -> None:
             with suppress(FileNotFoundError):
-                os.unlink(key, dir_fd=self.descriptor())
+                os.unlink(path, dir_fd=folder)
 
         self.requests.make(request, "delete", self.name(key))
 
@@ -130,7 +122,8 @@ class LocalObjects(Objects):
 class _LocalWriter(ObjectWriter):
     def __init__(self, objects: LocalObjects, key: str) -> None:
         self.objects, self.key = objects, key  # which keeps the folder open
-        folder, slash, name = key.rpartition("/")
+        self.path, self.folder = objects.locate(key)
+        folder, slash, name = self.path.rpartition("/")
         # A name of its own for each try: the same task may run twice at once.
         self.partial = f"{folder}{slash}.{name}.{secrets.token_hex(6)}.partial"
         self.descriptor = self._make(self._open)
@@ -156,8 +149,7 @@ class _LocalWriter(ObjectWriter):
     def commit(self) -> int:
         def request() -> None:
             self._close()
-            folder = self.objects.descriptor()
-            os.replace(self.partial, self.key, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(self.partial, self.path, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
         self._make(request)
         return self.size
@@ -166,21 +158,26 @@ class _LocalWriter(ObjectWriter):
         with suppress(OSError):
             self._close()
         with suppress(OSError):
-            os.unlink(self.partial, dir_fd=self.objects.descriptor())
+            os.unlink(self.partial, dir_fd=self.folder)
 
     def _make(self, request: Callable[[], T]) -> T:
         return self.objects.requests.make(request, "write", self.objects.name(self.key))
 
     def _open(self) -> int:
-        folder = self.objects.descriptor(create=True)
         try:
-            return os.open(self.partial, _CREATE, 0o666, dir_fd=folder)
+            return os.open(self.partial, _CREATE, 0o666, dir_fd=self.folder)
         except FileNotFoundError:
-            inner = self.key.split("/")[:-1]
-            for count in range(1, len(inner) + 1):
-                with suppress(FileExistsError):
-                    os.mkdir("/".join(inner[:count]), dir_fd=folder)
-            return os.open(self.partial, _CREATE, 0o666, dir_fd=folder)
+            self._make_folders()
+            return os.open(self.partial, _CREATE, 0o666, dir_fd=self.folder)
+
+    def _make_folders(self) -> None:
+        if self.folder is None:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            return
+        inner = self.path.split("/")[:-1]
+        for count in range(1, len(inner) + 1):
+            with suppress(FileExistsError):
+                os.mkdir("/".join(inner[:count]), dir_fd=self.folder)
 
     def _close(self) -> None:
         # Once only: by the second time another file may have the number.

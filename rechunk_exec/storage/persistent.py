@@ -1,12 +1,12 @@
-"""A store that makes zarr's own requests again: those that create arrays and groups. Layer: storage.
+"""A store on which single requests are made again: those that create, list and remove. Layer: storage.
 
-zarr's steps cannot be repeated as a whole, since the second try would meet what the first one had made; each of its
-requests can.
+What zarr does in several steps cannot be repeated as a whole, since the second try would meet what the first one had
+made; and many requests would hardly ever all go well. Each of them can be made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import tenacity
@@ -50,6 +50,17 @@ class _PersistentStore(WrapperStore[Store]):
     async def delete(self, key: str) -> None:
         await self._make(lambda: self._store.delete(key))
 
+    async def delete_dir(self, prefix: str) -> None:
+        await self._make(lambda: self._store.delete_dir(prefix))
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        for name in await self._make(lambda: _collected(self._store.list_dir(prefix))):
+            yield name
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        for name in await self._make(lambda: _collected(self._store.list_prefix(prefix))):
+            yield name
+
     async def _make(self, request: Callable[[], Awaitable[T]]) -> T:
         loop = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._policy.tries),
@@ -62,3 +73,7 @@ class _PersistentStore(WrapperStore[Store]):
             return await request()
 
         return await loop(attempt)
+
+
+async def _collected(names: AsyncIterator[str]) -> list[str]:
+    return [name async for name in names]

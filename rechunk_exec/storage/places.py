@@ -12,20 +12,27 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
-from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
-from rechunk_exec.storage.objects import ARRAY_DOCUMENTS, PARTIAL_NAME, objects_of, requests_to
+from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
+from rechunk_exec.storage.documents import PREFIX, forget_listings, list_names
+from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of
+from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
+METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
+
 _MARKER = ".rechunk_exec-temp"
+_REMOVING = "removing.json"
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -59,6 +66,19 @@ def child(ref: ArrayRef, name: str) -> ArrayRef:
     if isinstance(ref.store, str) and not ref.path:
         return replace(ref, store=f"{ref.store.rstrip('/')}/{name}")
     return replace(ref, path=f"{ref.path}/{name}".lstrip("/"))
+
+
+def exists(ref: ArrayRef) -> bool:
+    """Whether the metadata of an array are at a place."""
+    objects = objects_of(open_store(ref, read_only=True), ref.path)
+    return any(
+        objects.read(name, lambda size: memoryview(bytearray(size))) is not None for name in ("zarr.json", ".zarray")
+    )
+
+
+def holds_documents(ref: ArrayRef) -> bool:
+    """Whether a store takes documents of ours beside an array's chunks."""
+    return "icechunk" not in type(ref.store).__module__
 
 
 def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
@@ -102,20 +122,36 @@ def refuse_inside_array(target: ArrayRef) -> None:
 
 
 def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
-    """Raise :class:`TargetExistsError` if the target's place is taken by what ``mode`` does not replace."""
+    """Raise if the target's place is taken by what ``mode`` does not replace.
+
+    Raises
+    ------
+    TargetExistsError
+        With the modes ``fail`` and ``overwrite``.
+    ResumeError
+        With the mode ``resume``, which is asked only where no job of ours was begun.
+    """
     try:
         what = _occupant(target)
     except (OSError, ValueError) as error:
         raise StorageError(f"nothing can be stored at {str(target)!r}: {error}; give another target_store") from error
-    if what is None or (mode == "overwrite" and what == "an array"):
+    if what is None or (what is Occupant.REMAINS and mode != "fail"):
         return
-    remedy = (
-        "mode='overwrite' replaces arrays only; remove it yourself, or give another target_store"
-        if mode == "overwrite"
-        else "give mode='overwrite' to replace an array, or another target_store"
-    )
+    if mode == "overwrite" and what in {Occupant.ARRAY, Occupant.JOB}:
+        return
+    if mode == "resume":
+        raise ResumeError(
+            f"a job is resumed where it was begun; {what.value} is at {target}, and no job is recorded there (the "
+            f"source is {source}); nothing was touched; give mode='overwrite' to replace an array, or another "
+            "target_store"
+        )
+    remedy = {
+        ("overwrite", False): "mode='overwrite' replaces arrays only; remove it yourself, or give another target_store",
+        ("fail", False): "give mode='overwrite' to replace an array, or another target_store",
+        ("fail", True): "give mode='resume' to go on with it, or mode='overwrite' to begin anew",
+    }[mode, what in {Occupant.JOB, Occupant.REMAINS}]
     raise TargetExistsError(
-        f"the target's place must be free: {what} is at {target} (the source is {source}); "
+        f"the target's place must be free: {what.value} is at {target} (the source is {source}); "
         f"nothing was touched; {remedy}"
     )
 
@@ -147,20 +183,18 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
         )
 
 
-def mark_temp(place: ArrayRef, target: ArrayRef) -> None:
-    """Mark a folder of intermediates as ours, or find it marked.
-
-    Raises
-    ------
-    TargetExistsError
-        If something is there that is not ours.
-    """
-    objects = objects_of(open_store(place, read_only=False), place.path)
-    if objects.read(_MARKER, lambda size: memoryview(bytearray(size))) is not None:
-        return
-    if _occupant(place) is not None:
+def refuse_foreign_temp(place: ArrayRef) -> None:
+    """Raise :class:`TargetExistsError` if the folder of intermediates holds something, and is not marked as ours."""
+    objects = objects_of(open_store(place, read_only=True), place.path)
+    marked = objects.read(_MARKER, lambda size: memoryview(bytearray(size))) is not None
+    if not marked and _occupant(place) is not None:
         raise TargetExistsError(f"the place of the intermediates must be free or ours; {place} is neither; remove it")
-    writer = objects.create(_MARKER)
+
+
+def mark_temp(place: ArrayRef, target: ArrayRef) -> None:
+    """Mark a folder of intermediates as ours, if it is not yet; see :func:`refuse_foreign_temp`."""
+    refuse_foreign_temp(place)
+    writer = objects_of(open_store(place, read_only=False), place.path).create(_MARKER)
     writer.append(str(target).encode())
     writer.commit()
 
@@ -179,27 +213,51 @@ def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
 def remove_array(ref: ArrayRef) -> None:
     """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
 
-    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value.
+    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On stores
+    without folders it is marked before, so that what a killed process leaves is known for remains.
     """
     path = local_path(ref)
     try:
         if path is None:
-            store: Any = open_store(ref, read_only=False)
-            objects = objects_of(store, ref.path)
-            for name in ARRAY_DOCUMENTS:
-                objects.delete(name)
-            objects.requests.make(lambda: sync(store.delete_dir(ref.path)), "delete", ref.path)
+            store = open_store(ref, read_only=False)
+            forget_listings(store)
+            sync(_remove_objects(persistent(store), ref.path))
         elif path.is_dir():
             folder = path.resolve()  # a link stays, and leads to an empty folder
             aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")
             folder.rename(aside)
             if path.is_symlink():
                 folder.mkdir()
-            for name in ARRAY_DOCUMENTS:
+            for name in METADATA_NAMES:  # first, so that who still reads there notices
                 (aside / name).unlink(missing_ok=True)
             shutil.rmtree(aside)
-    except OSError as error:
+    except Exception as error:
         raise StorageError(f"cannot remove the array {ref}: {error}") from error
+
+
+async def _remove_objects(store: Any, path: str) -> None:
+    prefix = f"{path}/" if path else ""
+    names = [name async for name in store.list_dir(path)]
+    if not names:
+        return
+    mark = f"{prefix}{PREFIX}/{_REMOVING}"
+    await store.set(mark, default_buffer_prototype().buffer.from_bytes(b"{}"))
+    for name in METADATA_NAMES:
+        await store.delete(prefix + name)
+    for name in {*names, PREFIX} - {*METADATA_NAMES}:
+        if name != PREFIX:
+            await _remove_tree(store, prefix + name)
+    for name in [name async for name in store.list_dir(prefix + PREFIX)]:
+        if name not in {"drivers", _REMOVING}:
+            await _remove_tree(store, f"{prefix}{PREFIX}/{name}")
+    await store.delete(mark)
+
+
+async def _remove_tree(store: Any, name: str) -> None:
+    """Remove an object, or all that is under its name."""
+    await store.delete_dir(name)
+    with suppress(FileNotFoundError, KeyError):
+        await store.delete(name)
 
 
 def remove_partials(ref: ArrayRef) -> None:
@@ -211,38 +269,49 @@ def remove_partials(ref: ArrayRef) -> None:
                 partial.unlink(missing_ok=True)
 
 
-def _occupant(ref: ArrayRef) -> str | None:
-    """Return what is at a place, for people; None if it is free. An empty folder is free."""
+class Occupant(Enum):
+    """What is at a place, for people."""
+
+    ARRAY = "an array"
+    JOB = "an unfinished job"
+    REMAINS = "what is left of an array that was being removed"
+    GROUP = "a group"
+    GROUP_OR_DAMAGED = "a group, or a damaged array,"
+    FILE = "a file"
+    BROKEN_LINK = "a broken symbolic link"
+    OTHER = "something that is no zarr array"
+
+
+def _occupant(ref: ArrayRef) -> Occupant | None:
+    """Return what is at a place; None if it is free. An empty folder is free, and so is one with our claims only."""
     path = local_path(ref)
     if path is not None:
         if path.is_symlink() and not path.exists():
-            return "a broken symbolic link"
+            return Occupant.BROKEN_LINK
         if not path.exists():
             return None
         if not path.is_dir():
-            return "a file"
+            return Occupant.FILE
         names = {entry.name for entry in path.iterdir()}
-        if not names:
-            return None
     else:
-        store = open_store(ref, read_only=True)
-        names = set(requests_to(store).make(lambda: sync(_names(store, ref.path)), "list", str(ref)))
-        if not names:
-            return None
+        names = set(list_names(open_store(ref, read_only=True), ref.path))
+    ours = set(list_names(open_store(ref, read_only=True), f"{ref.path}/{PREFIX}".lstrip("/"))) if names else set()
+    if _REMOVING in ours:
+        return Occupant.REMAINS
+    if "job.json" in ours and "finished.json" not in ours:
+        return Occupant.JOB
+    if names <= {PREFIX}:
+        return None
     if ".zarray" in names:
-        return "an array"
+        return Occupant.ARRAY
     if "zarr.json" in names:
         return _node_kind(ref)
-    return "a group" if ".zgroup" in names else "something that is no zarr array"
+    return Occupant.GROUP if ".zgroup" in names else Occupant.OTHER
 
 
-def _node_kind(ref: ArrayRef) -> str:
+def _node_kind(ref: ArrayRef) -> Occupant:
     try:
         open_array(ref, read_only=True)
     except StorageError:
-        return "a group, or a damaged array,"
-    return "an array"
-
-
-async def _names(store: Store, path: str) -> list[str]:
-    return [name async for name in store.list_dir(path)]
+        return Occupant.GROUP_OR_DAMAGED
+    return Occupant.ARRAY

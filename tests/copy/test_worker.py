@@ -387,9 +387,11 @@ def test_arrays_that_are_not_there_are_errors(tmp_path: Path) -> None:
 
 
 def test_recorded_results_are_read_back_in_order(tmp_path: Path) -> None:
-    first = simple_stage(tmp_path, record=True)
+    first = simple_stage(tmp_path)
+    first = replace(first, journal=first.target)
     second_target = make(tmp_path, SHAPE, (9, 1), "f4", path="second")
-    second = replace(stage_of(first.target, second_target, SHAPE, ((2, 2), (9, 1), (9, 3)), record=True), number=1)
+    second = replace(stage_of(first.target, second_target, SHAPE, ((2, 2), (9, 1), (9, 3))), number=1)
+    second = replace(second, journal=first.target)
     worker = Worker()
     results = [worker.run(task) for stage in (first, second) for task in [*stage][::-1]]
     worker.run(first[2])
@@ -416,7 +418,8 @@ def test_results_are_recorded_only_if_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_task_that_failed_records_nothing(tmp_path: Path) -> None:
-    stage = simple_stage(tmp_path, record=True)
+    stage = simple_stage(tmp_path)
+    stage = replace(stage, journal=stage.target)
     (tmp_path / "source/c/0/0").write_bytes(b"")
     with pytest.raises(StorageError):
         Worker().run(stage[0])

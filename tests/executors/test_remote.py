@@ -21,6 +21,9 @@ class PickyError(Exception):
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PickyError, self.args  # what Exception does, whatever other packages register for it
+
 
 class TwoFacedError(Exception):
     """Loads as something else."""

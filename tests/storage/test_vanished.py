@@ -14,7 +14,7 @@ from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.copy.worker import Worker
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import array_ref, open_reader, open_writer, remove_array
-from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.objects import LocalObjects
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef, CopyTask
 from tests.faults.stores import FaultyStore
@@ -135,10 +135,11 @@ def test_an_open_folder_is_let_go_with_its_objects(tmp_path: Path) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
-    ref = made(array_ref(tmp_path / "a"), "direct")
+    made(array_ref(tmp_path / "a"), "direct")
     before = descriptors()
     for _ in range(3):
-        objects = objects_of(open_reader(ref).stored.array.store, "")
+        objects = LocalObjects(tmp_path / "a")
+        objects.hold()
         assert objects.read("zarr.json") is not None
         assert descriptors() == before + 1
         del objects

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.executors import ThreadsExecutor
 from rechunk_exec.tasks import ArrayRef
-from rechunk_exec.verification import VerifyReport, verify_arrays
+from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_arrays
 from tests.storage.arrays import Place, Shape, make
 from tests.values import Array, position_values
 
@@ -28,6 +29,11 @@ def target_of(place: Place, values: Array = VALUES, **options: Any) -> ArrayRef:
     return make(place, values.shape, (2, 2)[: values.ndim], values.dtype, path="target", values=values, **options)
 
 
+def compare(source: ArrayRef, target: ArrayRef, workers: int) -> VerifyReport:
+    with ThreadsExecutor(workers) as executor:
+        return verify_arrays(source, target, VerifyOptions(executor=executor))
+
+
 def boxes_of(report: VerifyReport) -> list[tuple[Shape, Shape]]:
     return [(box.start, box.stop) for box in report.differing]
 
@@ -35,7 +41,7 @@ def boxes_of(report: VerifyReport) -> list[tuple[Shape, Shape]]:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("shards", [None, (4, 4)])
 def test_equal_arrays_are_equal_however_they_are_cut(shards: Shape | None, threads: int, tmp_path: Path) -> None:
-    report = verify_arrays(source_of(tmp_path), target_of(tmp_path, shards=shards), threads)
+    report = compare(source_of(tmp_path), target_of(tmp_path, shards=shards), threads)
     assert report.ok
     assert report.differing == ()
     assert report.boxes == (20 if shards is None else 6)
@@ -52,7 +58,7 @@ def test_one_flipped_bit_is_found_in_its_write_unit(
     store = MemoryStore()
     changed = VALUES.copy()
     changed.view("u4")[place] ^= np.uint32(1 << bit)
-    report = verify_arrays(source_of(store), target_of(store, changed, shards=shards), threads)
+    report = compare(source_of(store), target_of(store, changed, shards=shards), threads)
     unit = shards or (2, 2)
     start = tuple(at // size * size for at, size in zip(place, unit, strict=True))
     stop = tuple(min(low + size, n) for low, size, n in zip(start, unit, SHAPE, strict=True))
@@ -62,7 +68,7 @@ def test_one_flipped_bit_is_found_in_its_write_unit(
 
 
 def test_all_that_differ_are_found_in_order(tmp_path: Path) -> None:
-    report = verify_arrays(source_of(tmp_path), target_of(tmp_path, VALUES[::-1].copy(), shards=(4, 4)), 2)
+    report = compare(source_of(tmp_path), target_of(tmp_path, VALUES[::-1].copy(), shards=(4, 4)), 2)
     wanted = [
         ((i * 4, j * 4), (min(i * 4 + 4, 9), min(j * 4 + 4, 7)))
         for i, j in product(range(3), range(2))
@@ -78,11 +84,11 @@ def test_signs_of_zero_and_payloads_of_nan_differ(tmp_path: Path) -> None:
         other = zeros.copy()
         other.view("u4")[8, 6] = change
         folder = tmp_path / str(number)
-        assert boxes_of(verify_arrays(source_of(folder, zeros), target_of(folder, other), 1)) == [((8, 6), (9, 7))]
+        assert boxes_of(compare(source_of(folder, zeros), target_of(folder, other), 1)) == [((8, 6), (9, 7))]
     nan = np.full(SHAPE, np.nan, "f4")
     other = nan.copy()
     other.view("u4")[0, 0] ^= np.uint32(1)
-    assert boxes_of(verify_arrays(source_of(tmp_path, nan), target_of(tmp_path, other), 1)) == [((0, 0), (2, 2))]
+    assert boxes_of(compare(source_of(tmp_path, nan), target_of(tmp_path, other), 1)) == [((0, 0), (2, 2))]
 
 
 def test_absent_chunks_are_fill_value(tmp_path: Path) -> None:
@@ -90,24 +96,27 @@ def test_absent_chunks_are_fill_value(tmp_path: Path) -> None:
     absent = make(tmp_path / "a", SHAPE, (1, 7), "i4", fill_value=7)
     stored = make(tmp_path / "b", SHAPE, (2, 2), "i4", fill_value=0, values=values)
     other = make(tmp_path / "c", SHAPE, (2, 2), "i4", fill_value=8)
-    assert verify_arrays(absent, stored, 2).ok
-    assert verify_arrays(stored, absent, 2).ok
-    report = verify_arrays(absent, other, 2)
+    assert compare(absent, stored, 2).ok
+    assert compare(stored, absent, 2).ok
+    report = compare(absent, other, 2)
     assert len(report.differing) == report.boxes == 20
 
 
 def test_a_chunk_that_got_lost_is_found(tmp_path: Path) -> None:
     source, target = source_of(tmp_path), target_of(tmp_path)
     (tmp_path / "target/c/1/3").unlink()
-    assert boxes_of(verify_arrays(source, target, 2)) == [((2, 6), (4, 7))]
+    assert boxes_of(compare(source, target, 2)) == [((2, 6), (4, 7))]
 
 
-def test_a_chunk_that_cannot_be_read_is_an_error_and_no_difference(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_found_in_the_target_and_an_error_in_the_source(tmp_path: Path) -> None:
     source, target = source_of(tmp_path), target_of(tmp_path)
     (tmp_path / "target/c/1/3").write_bytes(b"torn")
-    for one, other in ((source, target), (target, source)):
-        with pytest.raises(StorageError):
-            verify_arrays(one, other, 2)
+    report = compare(source, target, 2)
+    assert boxes_of(report) == [((2, 6), (4, 7))]
+    assert "c/1/3" in report.differing[0].reason
+    assert f"the first is (2, 6) to (4, 7): {report.differing[0].reason}" in str(report)
+    with pytest.raises(StorageError, match="c/1/3"):
+        compare(target, source, 2)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +125,7 @@ def test_a_chunk_that_cannot_be_read_is_an_error_and_no_difference(tmp_path: Pat
 def test_the_form_does_not_matter(options: dict[str, Any], tmp_path: Path) -> None:
     big = VALUES.astype(">f4")
     source = source_of(tmp_path, big, zarr_format=2)
-    assert verify_arrays(source, target_of(tmp_path, **options), 2).ok
+    assert compare(source, target_of(tmp_path, **options), 2).ok
 
 
 @pytest.mark.parametrize(
@@ -126,24 +135,24 @@ def test_any_dtype_is_compared(dtype: Any, tmp_path: Path) -> None:
     # Texts failed: their dtype has no byte order to turn.
     values = position_values(SHAPE, dtype)
     source = source_of(tmp_path, values, zarr_format=2)
-    assert verify_arrays(source, target_of(tmp_path, values, zarr_format=3 if values.dtype.kind == "T" else 2), 2).ok
+    assert compare(source, target_of(tmp_path, values, zarr_format=3 if values.dtype.kind == "T" else 2), 2).ok
     changed = values.copy()
     changed[4, 4] = values[3, 3]
     if dtype == "?":
         changed[4, 4] = not values[4, 4]
     other = target_of(tmp_path / "other", changed, zarr_format=2)
-    assert boxes_of(verify_arrays(source, other, 2)) == [((4, 4), (6, 6))]
+    assert boxes_of(compare(source, other, 2)) == [((4, 4), (6, 6))]
 
 
 def test_0d_and_empty_arrays(tmp_path: Path) -> None:
     one, two = np.array(1.5, "f4"), np.array(2.5, "f4")
     source = source_of(tmp_path, one)
-    assert verify_arrays(source, target_of(tmp_path, one), 2).ok
-    assert boxes_of(verify_arrays(source, target_of(tmp_path / "other", two), 2)) == [((), ())]
+    assert compare(source, target_of(tmp_path, one), 2).ok
+    assert boxes_of(compare(source, target_of(tmp_path / "other", two), 2)) == [((), ())]
     for shape in ((0,), (3, 0)):
         place = tmp_path / str(shape)
         refs = [make(place, shape, (2,) * len(shape), "f4", path=name) for name in ("a", "b")]
-        report = verify_arrays(refs[0], refs[1], 2)
+        report = compare(refs[0], refs[1], 2)
         assert report.ok
         assert (report.boxes, report.bytes_read) == (0, 0)
 
@@ -156,11 +165,11 @@ def test_0d_and_empty_arrays(tmp_path: Path) -> None:
 def test_arrays_of_another_shape_or_dtype_cannot_be_compared(shape: Shape, dtype: Any, tmp_path: Path) -> None:
     other = make(tmp_path, shape, (2,) * len(shape), dtype, path="other")
     with pytest.raises(StorageError, match=r"one shape and dtype .*source.*other"):
-        verify_arrays(source_of(tmp_path), other, 1)
+        compare(source_of(tmp_path), other, 1)
 
 
 def test_a_chunk_longer_than_the_axis(tmp_path: Path) -> None:
     source = make(tmp_path / "a", SHAPE, (20, 3), "f4", values=VALUES)
     target = make(tmp_path / "b", SHAPE, (4, 30), "f4", values=VALUES)
-    assert verify_arrays(source, target, 2).boxes == 3
-    assert verify_arrays(source, target, 2).ok
+    assert compare(source, target, 2).boxes == 3
+    assert compare(source, target, 2).ok

@@ -1,0 +1,116 @@
+"""What a driver does beside the copy: keep the journal, and its claim on the target. Layer: with the job.
+
+A keeper listens to the events of the run, as a progress bar does. Its thread writes the results that came since it last
+looked, so that a driver that is killed has lost the record of a few seconds' tasks at most, and no task waits for a
+write. Tasks whose executor cannot tell of them write their own results; the thread then only merges these.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from rechunk_exec.errors import RechunkError, TaskError
+from rechunk_exec.results import Event, TaskFailure, TaskResult
+from rechunk_exec.storage import BEAT_S, MERGED_AT_ONCE, Journal, Lease
+
+WRITE_S = 1.0
+"""How often results are written."""
+_WORTH_A_WAIT_S = 5.0
+"""Results of a job that runs longer are waited for until they are on the disk."""
+
+
+class Keeper:
+    """Keeps the journal of a run while its context lasts.
+
+    Parameters
+    ----------
+    journal : Journal or None
+        None where the store holds no documents.
+    lease : Lease
+    told : bool
+        Whether events tell of the tasks as they are done, or tasks write their results by themselves.
+    left : int
+        Tasks that are to be run.
+    """
+
+    def __init__(self, journal: Journal | None, lease: Lease, *, told: bool, left: int) -> None:
+        self._journal = journal
+        self._lease = lease
+        self._told = told
+        self._left = left
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._waiting: list[TaskResult] = []
+        self._done = 0
+        self._bytes_written = 0
+        self._written = 0
+        self._failure: RechunkError | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="rechunk_exec-journal", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        if error is None:
+            self._write()
+            self._refuse_failure()
+            return
+        with suppress(RechunkError):  # such as a full disk, which is what the error may be about
+            self._write()
+            if isinstance(error, TaskError) and self._journal is not None:
+                cause = error.__cause__ or error
+                message = f"{type(cause).__name__}: {cause}"
+                self._journal.add_failure(TaskFailure(stage=error.stage, index=error.index, message=message))
+
+    def __call__(self, event: Event) -> None:
+        """Take note of an event. Raises what went wrong with the journal, or with the claim, since the last one."""
+        self._refuse_failure()
+        if event.result is not None:
+            with self._lock:
+                self._done += 1
+                self._bytes_written += event.result.bytes_written
+                if self._told:
+                    self._waiting.append(event.result)
+
+    def _refuse_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _keep(self) -> None:
+        beaten = time.monotonic()
+        while not self._end.wait(WRITE_S):
+            try:
+                self._write()
+                if time.monotonic() - beaten >= BEAT_S:
+                    beaten = time.monotonic()
+                    self._lease.beat(done=self._done, left=self._left, bytes_written=self._bytes_written)
+                    if self._journal is not None and not self._told:
+                        self._journal.merge()
+            except RechunkError as error:
+                self._failure = error
+                return
+
+    def _write(self) -> None:
+        with self._lock:
+            results, self._waiting = self._waiting, []
+        if not results or self._journal is None:
+            return
+        try:
+            self._journal.add(results, durable=time.monotonic() - self._began > _WORTH_A_WAIT_S)
+        except RechunkError:
+            with self._lock:
+                self._waiting = results + self._waiting
+            raise
+        self._written += 1
+        if self._written % MERGED_AT_ONCE == 0:
+            self._journal.merge()

@@ -1,0 +1,227 @@
+"""Before the first task: arrays are created, and the job is recorded. Layer: with the job, above storage.
+
+The order makes that nothing half-done looks done: first the journal says that the target is unfinished, then arrays
+are created. What is replaced is gone before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+
+from rechunk_exec import storage
+from rechunk_exec.errors import PlanError, ResumeError, StorageError
+from rechunk_exec.plans import Plan
+from rechunk_exec.results import TaskResult
+from rechunk_exec.resuming import what_is_left
+from rechunk_exec.storage import JobRecord, Journal, Lease
+from rechunk_exec.tasks import ArrayRef, Stage
+
+_METADATA_BYTES = 4096
+"""A disk with less room than this is full: the metadata of an array would not fit."""
+_WORKERS_LEAVE_S = 2.0
+"""Within this time the workers of a driver that was killed have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlaces:
+    """Where the arrays of a job are."""
+
+    source: ArrayRef
+    target: ArrayRef
+    temp: ArrayRef | None
+    """The folder of the intermediates; None if there is no place for one."""
+
+    @property
+    def journalled(self) -> bool:
+        """Whether the target's store holds a journal."""
+        return storage.holds_documents(self.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undertaking:
+    """What is to be prepared."""
+
+    places: JobPlaces
+    stored: storage.StoredArray
+    """The source."""
+    design: storage.Design
+    """The target's."""
+    fingerprint: storage.Fingerprint
+    mode: str
+    resumed: JobRecord | None
+    """The job that was begun before, and is gone on with."""
+    plan: Plan
+    stages: tuple[Stage, ...]
+    """All of the job's, whole."""
+
+    @property
+    def intermediates(self) -> tuple[str, ...]:
+        """Names of the intermediates."""
+        return tuple(stage.target for stage in self.plan.stages if stage.target != "target")
+
+    @property
+    def temp(self) -> ArrayRef:
+        """The folder of the intermediates.
+
+        Raises
+        ------
+        PlanError
+            If there is no place for it.
+        """
+        if self.places.temp is None:
+            raise PlanError(
+                f"the plan needs a temp store of {self.plan.temp_bytes} bytes, and there is no place for one beside "
+                f"the target {self.places.target}; give temp_store, or more max_mem"
+            )
+        return self.places.temp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A job that is ready to run."""
+
+    stages: tuple[Stage, ...]
+    """With the tasks that are left."""
+    done: tuple[TaskResult, ...]
+    """Results of the others."""
+    journal: Journal | None
+
+
+def begin(work: Undertaking, lease: Lease) -> Begun:
+    """Prepare all that the tasks need.
+
+    Raises
+    ------
+    TargetExistsError
+        If the target's place is taken.
+    ResumeError
+        If another job than the planned one is there by now.
+    StorageError
+        If arrays cannot be created.
+    """
+    return _begin_anew(work, lease) if work.resumed is None else _go_on(work, work.resumed)
+
+
+def refuse_places(work: Undertaking) -> None:
+    """Raise if an array has no place, or one that cannot be written or lies in another's. Nothing is written."""
+    places = work.places
+    storage.refuse_unwritable(places.target, _METADATA_BYTES, "target")
+    if work.intermediates:
+        for name, array in (("source", places.source), ("target", places.target)):
+            try:
+                storage.refuse_overlap(array, work.temp)
+            except PlanError as error:
+                raise PlanError(
+                    f"intermediates must lie outside the {name}; got {work.temp} for {array}; give another temp_store"
+                ) from error
+        storage.refuse_unwritable(work.temp, work.plan.temp_bytes if work.resumed is None else 0, "temp store")
+
+
+def refuse_what_is_there(work: Undertaking) -> None:
+    """Raise if something is in the way of an array. Nothing is written."""
+    if work.resumed is None:
+        storage.refuse_existing(work.places.source, work.places.target, work.mode)
+    if work.intermediates:
+        storage.refuse_foreign_temp(work.temp)
+
+
+def remove_intermediates(work: Undertaking) -> None:
+    """Remove the intermediates, and what marked their folder as ours."""
+    if work.intermediates:
+        storage.remove_temp(work.temp, work.intermediates)
+
+
+def utc_now() -> str:
+    """The time, in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
+    target = work.places.target
+    refuse_what_is_there(work)
+    refuse_places(work)
+    if work.intermediates:
+        storage.mark_temp(work.temp, target)
+    journal = Journal(target, work.stages[0].job) if work.places.journalled else None
+    try:
+        if work.mode != "fail":
+            if lease.took_over and storage.local_path(target) is None:
+                time.sleep(_WORKERS_LEAVE_S)  # they would write to the new array; on a disk they cannot
+            storage.remove_array(target)
+            lease.claim()
+        if journal is not None:
+            journal.begin(_record(work))
+        _create_intermediates(work, work.stages)
+        storage.create(work.design, target)
+    except StorageError:
+        remove_intermediates(work)  # nothing is in them
+        if journal is not None:
+            journal.withdraw()
+        raise
+    return Begun(stages=work.stages, done=(), journal=journal)
+
+
+def _go_on(work: Undertaking, resumed: JobRecord) -> Begun:
+    target = work.places.target
+    record = storage.read_job(target)
+    if record is None or record.job != resumed.job:
+        raise ResumeError(
+            f"a job goes on as it was when it was planned; since then another one was begun at {target}; plan again"
+        )
+    remainder = what_is_left(work.stages, Journal(target, record.job).results())
+    _remove_partials(work)
+    # A name of its own: what is still running for the job before it does not reach this one.
+    journal = Journal(target, work.stages[0].job)
+    if remainder.done:
+        journal.add(remainder.done, level=1)
+    journal.begin(_record(work))
+    journal.forget(others=True)
+    if work.intermediates:
+        storage.mark_temp(work.temp, target)
+    _create_intermediates(work, [stage for stage in remainder.stages if len(stage)])
+    _create_target(work)
+    return Begun(stages=remainder.stages, done=remainder.done, journal=journal)
+
+
+def _record(work: Undertaking) -> JobRecord:
+    return JobRecord(
+        job=work.stages[0].job,
+        fingerprint=work.fingerprint,
+        plan=work.plan,
+        begun=utc_now() if work.resumed is None else work.resumed.begun,
+        package=metadata.version("rechunk_exec"),
+    )
+
+
+def _create_intermediates(work: Undertaking, stages: Sequence[Stage]) -> None:
+    """Create the intermediates that stages write; one of another job is removed before."""
+    for stage in stages:
+        if stage.plan.target != "target" and not (work.resumed is not None and storage.exists(stage.target)):
+            storage.remove_array(stage.target)
+            storage.create(storage.design_intermediate(work.stored, stage.plan.chunk), stage.target)
+
+
+def _create_target(work: Undertaking) -> None:
+    """Create the target of a job that is gone on with, or see that it is as it was."""
+    target = work.places.target
+    if not storage.exists(target):
+        storage.create(work.design, target)
+        return
+    there = storage.open_array(target, read_only=True)
+    changed = storage.layout_differences(work.fingerprint, there)
+    if changed:
+        raise ResumeError(
+            f"a job goes on with the target that it made; at {target} it was changed since: {'; '.join(changed)}; "
+            "give mode='overwrite' to begin anew"
+        )
+
+
+def _remove_partials(work: Undertaking) -> None:
+    """Remove what tasks that were killed had half written."""
+    storage.remove_partials(work.places.target)
+    if work.intermediates:
+        storage.remove_partials(work.temp)

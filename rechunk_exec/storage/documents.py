@@ -1,0 +1,146 @@
+"""Small documents of ours beside an array's chunks, under :data:`PREFIX`.
+
+They lie inside the array's own folder, so that they go where it goes: whoever renames, copies or deletes the array has
+done the same to them. A name that begins with a dot is no chunk key and no node of either zarr format, so other tools
+pass it over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore
+
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.persistent import persistent
+from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.tasks import ArrayRef
+
+PREFIX = ".rechunk_exec"
+
+_ENDING = ".json"
+
+
+class Documents:
+    """The documents beside one array, by names such as ``job`` or ``drivers/7f3a``. Each is written whole.
+
+    Parameters
+    ----------
+    ref : ArrayRef
+        The array. It need not exist.
+    read_only : bool
+        Whether nothing is to be written.
+    """
+
+    def __init__(self, ref: ArrayRef, *, read_only: bool) -> None:
+        self._ref = ref
+        self._store = open_store(ref, read_only=read_only)
+        self._objects = objects_of(self._store, ref.path)
+
+    def write(self, name: str, text: str, *, durable: bool = False) -> None:
+        """Write a document, in place of what had its name.
+
+        ``durable`` waits until it is on the disk, where the store is a local one: it then outlasts a power cut.
+        """
+        key = f"{PREFIX}/{name}{_ENDING}"
+        writer = self._objects.create(key)
+        try:
+            writer.append(text.encode())
+            writer.commit()
+        except BaseException:
+            writer.abort()
+            raise
+        folder = local_path(self._ref)
+        if durable and folder is not None:
+            _flush(folder / key)
+
+    def read(self, name: str) -> str | None:
+        """Return a document, or None if there is none of this name."""
+        content = self._objects.read(f"{PREFIX}/{name}{_ENDING}", lambda size: memoryview(bytearray(size)))
+        return None if content is None else bytes(content).decode()
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return the names of the documents in a folder, in order."""
+        return sorted(
+            name.removesuffix(_ENDING)
+            for name in self._list(folder)
+            if name.endswith(_ENDING) and not name.startswith(".")
+        )
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders of documents, in order."""
+        return sorted(name for name in self._list("") if not name.endswith(_ENDING) and not name.startswith("."))
+
+    def read_all(self, folder: str) -> dict[str, str]:
+        """Return the documents of a folder by name; one that is removed meanwhile is left out."""
+        texts = {name: self.read(f"{folder}/{name}") for name in self.names(folder)}
+        return {name: text for name, text in texts.items() if text is not None}
+
+    def delete(self, name: str) -> None:
+        """Remove a document if it is there."""
+        self._objects.delete(f"{PREFIX}/{name}{_ENDING}")
+
+    def delete_folder(self, folder: str) -> None:
+        """Remove a folder of documents, and on a local disk what is above it as far as that leaves it empty."""
+        try:
+            sync(persistent(self._store).delete_dir(self._path(folder)))
+        except Exception as error:
+            raise StorageError(f"cannot remove {self._path(folder)} of {self._store}: {error}") from error
+        self.tidy()
+
+    @property
+    def has_folder(self) -> bool:
+        """Whether the array's folder is there; other stores than local disks have none to be made."""
+        root = local_path(self._ref)
+        return root is None or root.exists()
+
+    def tidy(self, *, all_of_it: bool = False) -> None:
+        """Remove empty folders of documents, on a local disk; with ``all_of_it`` the array's too if it is empty."""
+        root = local_path(self._ref)
+        if root is not None:
+            for folder in (root / PREFIX / "drivers", root / PREFIX, *([root] if all_of_it else [])):
+                with suppress(OSError):
+                    folder.rmdir()
+
+    def _path(self, folder: str) -> str:
+        return "/".join(part for part in (self._ref.path, PREFIX, folder) if part)
+
+    def _list(self, folder: str) -> list[str]:
+        return list_names(self._store, self._path(folder))
+
+
+def list_names(store: Store, folder: str) -> list[str]:
+    """Return the names of what is directly in a folder of a store, as it is now."""
+    forget_listings(store)
+    try:
+        return sync(_names(persistent(store), folder))
+    except FileNotFoundError:
+        return []
+    except Exception as error:
+        raise StorageError(f"cannot list {folder or 'the root'} of {store}: {type(error).__name__}: {error}") from error
+
+
+def forget_listings(store: Store) -> None:
+    """Have a store look anew: fsspec remembers what it has listed, and does not see what other processes write."""
+    if isinstance(store, FsspecStore):
+        store.fs.invalidate_cache()
+
+
+async def _names(store: Store, folder: str) -> list[str]:
+    names: AsyncIterator[str] = store.list_dir(folder)
+    return [name.rstrip("/").rpartition("/")[2] async for name in names]
+
+
+def _flush(path: Path) -> None:
+    for place in (path, path.parent):  # the file, then its name
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,167 @@
+"""What tells one job from another: the fingerprint that a job is resumed by. Layer: storage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, ZipStore
+
+from rechunk_exec.errors import StorageError
+from rechunk_exec.grid import Grid
+from rechunk_exec.storage.stored import StoredArray
+from rechunk_exec.storage.stores import local_path, quiet_zarr
+from rechunk_exec.tasks import ArrayRef
+
+_FILES_LOOKED_AT = 256
+_OBJECTS_LOOKED_AT = 16
+_LONGEST_TEXT = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkStamp:
+    """A stored chunk, as its store tells of it."""
+
+    key: str
+    size: int
+    """In bytes; -1 if it is absent."""
+    mtime_ns: int
+    """When it was last written, in nanoseconds since 1970; 0 where the store does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What must be the same for a job to go on: the source, the target that is wanted, and the budget."""
+
+    source: str
+    """The source's path or URL."""
+    source_metadata: Mapping[str, str]
+    """The members of its metadata documents, as JSON; long ones by their SHA-256."""
+    source_chunks: tuple[ChunkStamp, ...]
+    """Of some chunks, spread evenly; of all where there are few."""
+    target_metadata: Mapping[str, str]
+    """The members of the metadata documents that the target is to have."""
+    max_mem: int
+    """In bytes."""
+    temp: str
+    """Where intermediates are."""
+
+    def differences(self, other: Fingerprint, *, with_temp: bool) -> list[str]:
+        """Return what differs between this job, which was begun, and another one, for people."""
+        found = [
+            *_differ("source", self.source, other.source),
+            *_differ("max_mem", self.max_mem, other.max_mem),
+            *_members_differ("the source's", self.source_metadata, other.source_metadata),
+            *_members_differ("the target's", self.target_metadata, other.target_metadata),
+        ]
+        if with_temp:
+            found += _differ("temp_store", self.temp, other.temp)
+        if not found:
+            changed = set(self.source_chunks) ^ set(other.source_chunks)
+            keys = sorted({stamp.key for stamp in changed})
+            if keys:
+                found.append(f"the source's chunk {keys[0]} was written since" + _more(len(keys) - 1))
+        return found
+
+
+def fingerprint(
+    source: StoredArray, source_ref: ArrayRef, target: StoredArray, *, max_mem: int, temp: ArrayRef | None
+) -> Fingerprint:
+    """Return the fingerprint of a job that copies ``source`` to an array like ``target``.
+
+    Raises
+    ------
+    StorageError
+        If the source's chunks cannot be looked at.
+    """
+    return Fingerprint(
+        source=str(source_ref),
+        source_metadata=_members(source),
+        source_chunks=tuple(_stamps(source, source_ref)),
+        target_metadata=_members(target),
+        max_mem=max_mem,
+        temp="" if temp is None else str(temp),
+    )
+
+
+def layout_differences(begun: Fingerprint, there: StoredArray) -> list[str]:
+    """Return in what, besides attributes, an array is not as the target of a job was to be; for people."""
+    wanted = {name: value for name, value in begun.target_metadata.items() if not name.startswith("attribute")}
+    return _members_differ("its", wanted, layout_members(there))
+
+
+def layout_members(stored: StoredArray) -> dict[str, str]:
+    """Return the members of an array's metadata documents but for attributes, as JSON; long ones by their SHA-256."""
+    return {name: value for name, value in _members(stored).items() if not name.startswith("attribute")}
+
+
+def _members(stored: StoredArray) -> dict[str, str]:
+    with quiet_zarr():
+        documents = stored.metadata.to_buffer_dict(default_buffer_prototype())
+    members: dict[str, str] = {}
+    for name, document in documents.items():
+        for member, value in json.loads(document.to_bytes()).items():
+            text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+            if len(text) > _LONGEST_TEXT:
+                text = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+            members[f"attribute {member}" if name == ".zattrs" else member] = text
+    return members
+
+
+def _stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[ChunkStamp]:
+    store, folder = stored.array.store, local_path(ref)
+    if isinstance(store, ZipStore):
+        yield _file_stamp("", Path(store.path))
+    elif folder is not None:
+        for key in _some_keys(stored, _FILES_LOOKED_AT):
+            yield _file_stamp(key, folder / key)
+    elif isinstance(store, FsspecStore):  # others would read the object to tell its size
+        for key in _some_keys(stored, _OBJECTS_LOOKED_AT):
+            name = f"{ref.path}/{key}" if ref.path else key
+            try:
+                size = sync(store.getsize(name))
+            except FileNotFoundError:
+                size = -1
+            except Exception as error:
+                raise StorageError(f"cannot look at {name} of {store}: {type(error).__name__}: {error}") from error
+            yield ChunkStamp(key=key, size=size, mtime_ns=0)
+
+
+def _file_stamp(key: str, path: Path) -> ChunkStamp:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return ChunkStamp(key=key, size=-1, mtime_ns=0)
+    except OSError as error:
+        raise StorageError(f"cannot look at {path}: {error}") from error
+    return ChunkStamp(key=key, size=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+def _some_keys(stored: StoredArray, most: int) -> Iterator[str]:
+    grid = Grid(stored.shape, stored.write_unit)
+    last = len(grid) - 1
+    steps = range(min(most, len(grid)))
+    for number in steps if last < most else (step * last // (most - 1) for step in steps):
+        yield stored.metadata.encode_chunk_key(grid.index(number))
+
+
+def _members_differ(whose: str, begun: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    names = [*begun, *(name for name in now if name not in begun)]
+    return [text for name in names for text in _differ(f"{whose} {name}", begun.get(name), now.get(name))]
+
+
+def _differ(name: str, begun: object, now: object) -> list[str]:
+    return [] if begun == now else [f"{name}: {_text(begun)} then, {_text(now)} now"]
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else str(value)
+
+
+def _more(count: int) -> str:
+    return f", and {count} more of those looked at" if count else ""

@@ -1,0 +1,220 @@
+"""The journal of a job: what it is, and which of its tasks are done. Layer: storage.
+
+It is a few documents (:mod:`.documents`) in the target's own folder, on every kind of store::
+
+    .rechunk_exec/job.json                 the job: its fingerprint and its plan
+    .rechunk_exec/drivers/<driver>.json    who runs it now (see :mod:`.lease`)
+    .rechunk_exec/<job>/done/*.json        results of tasks, some or many in one document
+    .rechunk_exec/<job>/failed/*.json      tasks that have failed for good
+    .rechunk_exec/finished.json            the job has ended; written last of all
+
+Any number of processes and machines may add results at the same time, because each document has a name of its own and
+is written once. The driver merges them while the job runs, 64 into one, so there are never many. A target with
+``job.json`` and without ``finished.json`` is unfinished, whatever else is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rechunk_exec import wire
+from rechunk_exec.errors import ResumeError, SerializationError
+from rechunk_exec.plans import Plan
+from rechunk_exec.results import TaskFailure, TaskResult
+from rechunk_exec.storage.documents import Documents
+from rechunk_exec.storage.identity import Fingerprint
+from rechunk_exec.tasks import ArrayRef
+
+MERGED_AT_ONCE = 64
+"""How many documents of results there are before they become one."""
+
+Record = TypeVar("Record")
+
+_JOB, _FINISHED = "job", "finished"
+_FIELDS = tuple(field.name for field in dataclasses.fields(TaskResult))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job that was begun on a target."""
+
+    job: str
+    """Its name, under which its results are."""
+    fingerprint: Fingerprint
+    plan: Plan
+    begun: str
+    """When, in UTC."""
+    package: str
+    """Version of this package."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRecord:
+    """The end of a job."""
+
+    job: str
+    ended: str
+    """When, in UTC."""
+    tasks: tuple[int, ...]
+    """Tasks of each stage."""
+    bytes_written: int
+    """Bytes of all stages, before encoding."""
+
+
+def read_job(target: ArrayRef) -> JobRecord | None:
+    """Return the job that was begun on a target, or None if there is none.
+
+    Raises
+    ------
+    ResumeError
+        If what is there is damaged, or of another version.
+    """
+    return _read(Documents(target, read_only=True), _JOB, JobRecord)
+
+
+def read_finished(target: ArrayRef) -> FinishedRecord | None:
+    """Return the end of the job that was begun on a target, or None if it has not ended."""
+    documents = Documents(target, read_only=True)
+    finished = _read(documents, _FINISHED, FinishedRecord)
+    if finished is None:
+        return None
+    record = _read(documents, _JOB, JobRecord)
+    return finished if record is not None and record.job == finished.job else None
+
+
+def _read(documents: Documents, name: str, kind: type[Record]) -> Record | None:
+    text = documents.read(name)
+    if not text:  # a power cut leaves empty files
+        return None
+    try:
+        return wire.from_json(kind, text)
+    except SerializationError as error:
+        raise _damaged(name, error) from error
+
+
+class Journal:
+    """The results of one job. Safe to use from many processes at once; see the module for the layout.
+
+    Parameters
+    ----------
+    target : ArrayRef
+        The array that the job writes in the end, whichever stage a result is of.
+    job : str
+        The job's name.
+    """
+
+    def __init__(self, target: ArrayRef, job: str, *, read_only: bool = False) -> None:
+        self.job = job
+        self._documents = Documents(target, read_only=read_only)
+
+    def begin(self, record: JobRecord) -> None:
+        """Say what the job is. From now on the target counts as unfinished."""
+        self._documents.delete(_FINISHED)
+        self._documents.write(_JOB, wire.to_json(record))
+
+    def finish(self, record: FinishedRecord) -> None:
+        """Say that all is done."""
+        self._documents.write(_FINISHED, wire.to_json(record))
+
+    def add(self, results: Iterable[TaskResult], *, level: int = 0, durable: bool = False) -> None:
+        """Add results of tasks, as one document."""
+        held = list(results)
+        name = f"{held[0].stage}-{held[0].index}" if len(held) == 1 else secrets.token_hex(8)
+        columns = {field: [getattr(result, field) for result in held] for field in _FIELDS}
+        document = {"rechunk_exec": wire.VERSION, "type": "Results", "job": self.job, "columns": columns}
+        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+        self._documents.write(f"{self.job}/done/{level}-{name}", text, durable=durable)
+
+    def replace(self, results: Iterable[TaskResult]) -> None:
+        """Hold these results instead of those so far. For the one driver of the job only."""
+        held = list(results)
+        names = self._documents.names(f"{self.job}/done")
+        # Those so far go first: a task of which nothing is known is run again, which is harmless.
+        for name in names:
+            self._documents.delete(f"{self.job}/done/{name}")
+        if held:
+            self.add(held, level=1)
+
+    def withdraw(self) -> None:
+        """Say that no job was begun: nothing was created."""
+        self._documents.delete(_JOB)
+        self._documents.tidy()
+
+    def results(self) -> dict[tuple[int, int], TaskResult]:
+        """Return the result of each task that is done, by stage and number.
+
+        Raises
+        ------
+        ResumeError
+            If a document is damaged.
+        """
+        texts = self._documents.read_all(f"{self.job}/done")
+        return {
+            (result.stage, result.index): result
+            for name, text in sorted(texts.items())
+            if text
+            for result in self._results(name, text)
+        }
+
+    def merge(self) -> None:
+        """Make one document of many, where there are many. For the one driver of the job only."""
+        names = self._documents.names(f"{self.job}/done")
+        for level in sorted({_level(name) for name in names}):
+            small = [name for name in names if _level(name) == level]
+            if len(small) >= MERGED_AT_ONCE:
+                texts = {name: self._documents.read(f"{self.job}/done/{name}") for name in small}
+                results = [one for name, text in texts.items() if text for one in self._results(name, text)]
+                if len(results) > 1:
+                    self.add(results, level=level + 1)
+                    for name in small:
+                        self._documents.delete(f"{self.job}/done/{name}")
+
+    def add_failure(self, failure: TaskFailure) -> None:
+        """Note a task that has failed for good."""
+        self._documents.write(f"{self.job}/failed/{failure.stage}-{failure.index}", wire.to_json(failure))
+
+    def failures(self) -> tuple[TaskFailure, ...]:
+        """Return the tasks that have failed for good and were not done since, by stage and number."""
+        texts = self._documents.read_all(f"{self.job}/failed")
+        failures = []
+        for name, text in texts.items():
+            try:
+                failures.append(wire.from_json(TaskFailure, text))
+            except SerializationError as error:
+                raise _damaged(name, error) from error
+        return tuple(sorted(failures, key=lambda failure: (failure.stage, failure.index)))
+
+    def forget(self, *, others: bool = False) -> None:
+        """Remove the results of this job, or of all ``others`` on the same target."""
+        for folder in self._documents.folders():
+            if folder != "drivers" and (folder != self.job) == others:
+                self._documents.delete_folder(folder)
+
+    def _results(self, name: str, text: str) -> list[TaskResult]:
+        try:
+            document = json.loads(text)
+            version, kind, job = (document.pop(member) for member in ("rechunk_exec", "type", "job"))
+            columns: Mapping[str, list[object]] = document.pop("columns")
+            if (version, kind, job, document) != (wire.VERSION, "Results", self.job, {}):
+                raise SerializationError(f"it is a {kind} of job {job} in version {version}, not of {self.job}")
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            return [wire.from_document(TaskResult, row) for row in rows]
+        except (SerializationError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _damaged(name, error) from error
+
+
+def _level(name: str) -> int:
+    level = name.partition("-")[0]
+    return int(level) if level.isdecimal() else 0
+
+
+def _damaged(name: str, error: Exception) -> ResumeError:
+    return ResumeError(
+        f"the journal beside a target must be as this version of rechunk_exec writes it; its document {name!r} is "
+        f"not: {error}; give mode='overwrite' to begin anew"
+    )

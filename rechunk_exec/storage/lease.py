@@ -1,0 +1,276 @@
+"""One job at a time on a target. Layer: storage.
+
+On a local disk the driver of a job holds a lock that the system gives back when its process dies. On every store it
+also has a document of its own beside the target, ``.rechunk_exec/drivers/<driver>.json``, which it writes again every
+:data:`BEAT_S` seconds: its claim. A driver writes its claim first and then looks for others; so of two that come at
+once at least one sees the other, and gives way. This asks no more of a store than that what was written is listed.
+
+The claim of a driver that died is taken away: at once where it can be seen that its process is gone (the same machine,
+since its last start, and the same container), else when it has not beaten for :data:`STALE_S` seconds. A driver that
+was only asleep finds its claim gone and stops.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import platform
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from rechunk_exec import wire
+from rechunk_exec.errors import SerializationError, StorageError, TargetExistsError
+from rechunk_exec.storage.documents import Documents
+from rechunk_exec.storage.stores import local_path
+from rechunk_exec.tasks import ArrayRef
+
+BEAT_S = 10.0
+"""How often a driver writes its claim again."""
+STALE_S = 60.0
+"""After how many seconds without a beat the claim of a driver on another machine is taken away."""
+
+_FOLDER = "drivers"
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
+_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A driver's word that it runs the job on a target."""
+
+    driver: str
+    host: str
+    system: str
+    """The machine since its last start, and the container: process numbers mean the same only within one."""
+    pid: int
+    pid_began: float
+    """When the process began, in seconds since 1970: numbers are used again."""
+    began: float
+    """When the driver began with the job, in seconds since 1970."""
+    beat: float
+    """When this was written."""
+    done: int = 0
+    """Tasks that it has seen done."""
+    left: int = 0
+    """Tasks that it was to run."""
+    bytes_written: int = 0
+    """By those done, before encoding."""
+
+    def is_dead(self) -> bool:
+        """Whether it can be seen from here that the process is gone."""
+        if self.system != _system():
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.pid_began) > 1
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.Error:
+            return False
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it has beaten of late, by this machine's clock."""
+        return time.time() - self.beat < STALE_S
+
+
+class Lease:
+    """Being the one driver of a target's job, until the context of :func:`sole_writer` ends."""
+
+    def __init__(self, documents: Documents | None, claim: Claim) -> None:
+        self._documents = documents
+        self._claim = claim
+        self._made_folder = documents is not None and not documents.has_folder
+        self.took_over = False
+        """Whether a driver before this one died while it ran a job."""
+
+    def beat(self, *, done: int = 0, left: int = 0, bytes_written: int = 0) -> None:
+        """Write the claim again, with what was done so far.
+
+        Raises
+        ------
+        TargetExistsError
+            If the claim is gone: another driver has taken it for dead.
+        """
+        if self._documents is None:
+            return
+        if self._documents.read(self._name) is None:
+            raise TargetExistsError(
+                "one job at a time writes a target; this one was silent for so long that another has taken over; "
+                "it stops here"
+            )
+        self._claim = replace(self._claim, beat=time.time(), done=done, left=left, bytes_written=bytes_written)
+        self.claim()
+
+    def claim(self) -> None:
+        """Write the claim."""
+        if self._documents is not None:
+            self._documents.write(self._name, wire.to_json(self._claim))
+
+    def give_back(self) -> None:
+        """Remove the claim."""
+        if self._documents is not None:
+            self._documents.delete(self._name)
+            self._documents.tidy(all_of_it=self._made_folder)
+
+    def others(self) -> list[Claim]:
+        """Return the claims of others."""
+        return [] if self._documents is None else _claims(self._documents, besides=self._claim.driver)
+
+    def take_away(self, claim: Claim) -> None:
+        """Remove the claim of a driver that died."""
+        if self._documents is not None:
+            self._documents.delete(f"{_FOLDER}/{claim.driver}")
+            self.took_over = True
+
+    @property
+    def _name(self) -> str:
+        return f"{_FOLDER}/{self._claim.driver}"
+
+
+def running_driver(ref: ArrayRef) -> Claim | None:
+    """Return the claim of the driver that runs the job on a target now, or None if none does."""
+    claims = _claims(Documents(ref, read_only=True), besides="")
+    return next((claim for claim in claims if claim.is_fresh and not claim.is_dead()), None)
+
+
+@contextmanager
+def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
+    """Be the only job that writes an array, while the context lasts.
+
+    Parameters
+    ----------
+    ref : ArrayRef
+    documents : bool
+        Whether the store holds documents of ours. If not, and it is no local disk, nobody is kept out.
+
+    Raises
+    ------
+    TargetExistsError
+        If another job has the array.
+    StorageError
+        If nothing can be written beside the array.
+    """
+    now = time.time()
+    claim = Claim(
+        driver=secrets.token_hex(8),
+        host=platform.node(),
+        system=_system(),
+        pid=os.getpid(),
+        pid_began=psutil.Process().create_time(),
+        began=now,
+        beat=now,
+    )
+    with _lock(ref):
+        lease = Lease(Documents(ref, read_only=False) if documents else None, claim)
+        _enter(lease, ref)
+        try:
+            yield lease
+        finally:
+            with suppress(StorageError):  # what goes wrong here must not hide what went wrong before
+                lease.give_back()
+
+
+def _enter(lease: Lease, ref: ArrayRef) -> None:
+    """Get the lease, or raise and leave nothing behind."""
+    for tries_left in reversed(range(_TRIES)):
+        lease.claim()
+        rival = next((other for other in lease.others() if not _gone(other, lease)), None)
+        if rival is None:
+            return
+        lease.give_back()
+        if not tries_left:
+            raise _taken(ref, f" (process {rival.pid} on {rival.host})")
+        time.sleep(random.uniform(0.05, 0.3))
+
+
+def _gone(claim: Claim, lease: Lease) -> bool:
+    """Whether a claim is a dead driver's; it is taken away then."""
+    if not claim.is_dead():
+        if claim.is_fresh:
+            return False
+        # Its clock may be behind ours: see whether it beats.
+        time.sleep(1.5 * BEAT_S)
+        if any(other.driver == claim.driver and other.beat != claim.beat for other in lease.others()):
+            return False
+    lease.take_away(claim)
+    return True
+
+
+def _claims(documents: Documents, *, besides: str) -> list[Claim]:
+    claims = []
+    for name, text in documents.read_all(_FOLDER).items():
+        with suppress(SerializationError):  # half of one, from a power cut
+            claim = wire.from_json(Claim, text)
+            if name == claim.driver != besides:
+                claims.append(claim)
+    return claims
+
+
+def _system() -> str:
+    try:
+        start = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        space = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        start, space = f"{psutil.boot_time():.0f}", 0
+    return f"{platform.node()}:{start}:{space}"
+
+
+@contextmanager
+def _lock(ref: ArrayRef) -> Iterator[None]:
+    """Hold the lock of a local array, a file beside it. One that a killed process left is free.
+
+    Where the file system knows no locks, and for other stores, this does nothing.
+    """
+    path = local_path(ref)
+    if path is None:
+        yield
+        return
+    real = Path(os.path.realpath(path))
+    lock = real.parent / f".rechunk_exec-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _acquire(lock)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            raise _taken(ref) from error
+        raise StorageError(f"no lock can be made beside the target {ref}: {error}") from error
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            lock.unlink()
+        os.close(descriptor)
+
+
+def _taken(ref: ArrayRef, who: str = "") -> TargetExistsError:
+    return TargetExistsError(
+        f"one job at a time writes a target; another one{who} is writing {ref}; nothing was touched; wait for it, "
+        "or give another target_store"
+    )
+
+
+def _acquire(lock: Path) -> int:
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            same = lock.stat().st_ino == os.fstat(descriptor).st_ino
+        except FileNotFoundError:
+            same = False
+        except OSError as error:
+            if error.errno in _TAKEN:
+                os.close(descriptor)
+                raise
+            same = True  # no locks on this file system
+        if same:
+            return descriptor
+        os.close(descriptor)  # its last holder has just removed the file: begin again with a new one

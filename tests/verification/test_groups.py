@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zarr
+from zarr.storage import MemoryStore
+
+import rechunk_exec as rx
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage import array_paths, array_ref
+from tests.storage.arrays import Place, Shape, make
+from tests.values import position_values
+
+
+def make_group(place: Place, chunk: Shape, seed: int = 0, zarr_format: int = 3) -> None:
+    zarr.create_group(place, zarr_format=zarr_format)  # type: ignore[arg-type]
+    for path, dtype in (("a", "f4"), ("sub/b", "i2"), ("sub/deep/c", "U3")):
+        values = position_values((6, 4), dtype, seed)
+        make(place, (6, 4), chunk, dtype, path=path, values=values, zarr_format=zarr_format)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("memory", [False, True])
+def test_arrays_of_groups_are_listed_by_path(memory: bool, zarr_format: int, tmp_path: Path) -> None:
+    place: Place = MemoryStore() if memory else tmp_path / "group"
+    make_group(place, (2, 2), zarr_format=zarr_format)
+    if not memory:
+        (tmp_path / "group/.rechunk_exec/x").mkdir(parents=True)
+        (tmp_path / "group/note.txt").write_text("no array")
+    assert array_paths(array_ref(place)) == ("a", "sub/b", "sub/deep/c")
+    assert array_paths(array_ref(place, "sub")) == ("b", "deep/c")
+    assert array_paths(array_ref(place, "a")) is None
+    with pytest.raises(StorageError, match="nowhere"):
+        array_paths(array_ref(place, "nowhere"))
+    assert memory or not (tmp_path / "group/nowhere").exists()
+
+
+def test_groups_are_compared_array_by_array(tmp_path: Path) -> None:
+    make_group(tmp_path / "one", (1, 4))
+    make_group(tmp_path / "other", (6, 2))
+    report = rx.verify(tmp_path / "one", zarr.open_group(tmp_path / "other", mode="r"))
+    assert report.ok
+    assert (report.arrays, report.boxes) == (3, 6)
+    assert str(report) == "verified: 6 boxes of 3 arrays are the same to the bit"
+    array = zarr.open_array(tmp_path / "other/sub/b")
+    array[5, 3] = array[5, 3] ^ 1  # type: ignore[operator]
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert [(box.path, box.start, box.stop, box.reason) for box in report.differing] == [("sub/b", (0, 2), (6, 4), "")]
+    assert str(report) == "1 of 6 boxes of 3 arrays differ; the first is sub/b (0, 2) to (6, 4)"
+
+
+def test_arrays_on_one_side_only_differ(tmp_path: Path) -> None:
+    make_group(tmp_path / "one", (1, 4))
+    make_group(tmp_path / "other", (6, 2))
+    make(tmp_path / "one", (3,), (2,), "f4", path="sub/more")
+    make(tmp_path / "other", (2, 2), (2, 2), "f4", path="z")
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert [(box.path, box.start, box.stop, box.reason) for box in report.differing] == [
+        ("sub/more", (0,), (3,), "it is in the source only"),
+        ("z", (0, 0), (2, 2), "it is in the target only"),
+    ]
+    assert report.boxes == 6
+
+
+def test_arrays_of_another_shape_or_that_cannot_be_opened_differ(tmp_path: Path) -> None:
+    make_group(tmp_path / "one", (1, 4))
+    make_group(tmp_path / "other", (6, 2))
+    make(tmp_path / "other", (6, 5), (6, 5), "f4", path="a", overwrite=True)
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert [(box.path, box.stop) for box in report.differing] == [("a", (6, 4))]
+    assert "(6, 4) of float32" in report.differing[0].reason
+    assert "(6, 5) of float32" in report.differing[0].reason
+    (tmp_path / "other/sub/b/zarr.json").write_text("{torn")
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert [box.path for box in report.differing] == ["sub/b"]
+    assert "cannot be opened in the target" in report.differing[0].reason
+    with pytest.raises(StorageError, match="other"):
+        rx.verify(tmp_path / "other", tmp_path / "one")
+
+
+def test_damaged_chunks_of_a_member_are_named(tmp_path: Path) -> None:
+    make_group(tmp_path / "one", (1, 4))
+    make_group(tmp_path / "other", (6, 2))
+    (tmp_path / "other/sub/deep/c/c/0/1").write_bytes(b"")
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert [(box.path, box.start) for box in report.differing] == [("sub/deep/c", (0, 2))]
+    assert "c/0/1" in report.differing[0].reason
+
+
+def test_a_group_and_an_array_cannot_be_compared(tmp_path: Path) -> None:
+    make_group(tmp_path / "one", (1, 4))
+    for pair in ((tmp_path / "one", tmp_path / "one/a"), (tmp_path / "one/a", tmp_path / "one")):
+        with pytest.raises(StorageError, match=r"two arrays or two groups .* name an array"):
+            rx.verify(*pair)
+
+
+def test_samples_of_groups_count_over_all_arrays(tmp_path: Path) -> None:
+    make_group(tmp_path / "one", (1, 4))
+    make_group(tmp_path / "other", (1, 1))
+    report = rx.verify(tmp_path / "one", tmp_path / "other", sample=0.1)
+    assert (report.boxes, report.all_boxes) == (6, 72)
+    assert str(report) == "verified: 6 of 72 boxes, a sample, of 3 arrays are the same to the bit"
+
+
+def test_empty_groups_are_the_same(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        zarr.create_group(tmp_path / name)
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert report.ok
+    assert (report.arrays, report.boxes) == (0, 0)
