@@ -47,6 +47,11 @@ def refuse_job_name(job: str) -> None:
         raise SerializationError(f"a job's name must be that of a folder, not hidden, and no path; got {job!r}")
 
 
+def is_secret(option: str) -> bool:
+    """Whether an option of a store, by its name, holds credentials."""
+    return option.lower() == "key" or any(word in option.lower() for word in _SECRET_WORDS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayRef:
     """The name of a zarr array: enough for any process that sees the store to open it."""
@@ -66,10 +71,10 @@ class ArrayRef:
             )
         if "\0" in self.path or (isinstance(self.store, str) and "\0" in self.store):
             raise SerializationError(f"a path holds no NUL character; got {self.store!r} and {self.path!r}")
-        secrets = [name for name in self.storage_options if any(word in name.lower() for word in _SECRET_WORDS)]
-        if secrets or "key" in self.storage_options:
+        secret = next(filter(is_secret, self.storage_options), None)
+        if secret is not None:
             raise SerializationError(
-                f"a task carries no credentials; got the storage option {(secrets or ['key'])[0]!r}; "
+                f"a task carries no credentials; got the storage option {secret!r}; "
                 "set the credentials in the environment of the workers"
             )
         if isinstance(self.store, str) and "://" in self.store and urlsplit(self.store).password is not None:

@@ -65,6 +65,12 @@ class Bucket:
     def url(self, path: str) -> str:
         return f"s3://{self.name}/{path}"
 
+    def store(self, path: str) -> Any:
+        """A store in the bucket, by a client that knows the address whatever the environment says."""
+        from zarr.storage import FsspecStore
+
+        return FsspecStore.from_url(self.url(path), storage_options={"endpoint_url": self.address})
+
     @property
     def client(self) -> Any:
         import boto3

@@ -207,6 +207,8 @@ class Worker:
         helpers = None if alone else self._helpers
         with self._region(task, pair) as region, self._borrow_scratches(task.threads) as scratches:
             drain(pair.reader.units(region), read, scratches, helpers)
+            if tally.absent:
+                pair.reader.refuse_vanished()
             if task.digest:
                 tally.digest = f"{_digest(region, scratches, helpers):016x}"
             for scratch in scratches:
@@ -291,6 +293,8 @@ class _Tally:
     objects: int = 0
     unexpected: int = 0
     retries: int = 0
+    absent: bool = False
+    """Whether a chunk was absent, or may have been."""
     digest: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -299,6 +303,7 @@ class _Tally:
         with self._lock:
             self.decoded += moved.decoded
             self.stored_read += moved.stored
+            self.absent |= not moved.stored
             self.unexpected += moved.unexpected
             self.retries += take_retries()
 

@@ -18,6 +18,7 @@ from rechunk_exec import storage
 from rechunk_exec.errors import RechunkError, SerializationError, StorageError
 from rechunk_exec.executors.calls import Outcome
 from rechunk_exec.executors.shared import ARRIVALS, Shared, pack
+from rechunk_exec.storage.stores import explicit_secret
 from rechunk_exec.tasks import ArrayRef, Stage
 
 
@@ -165,7 +166,7 @@ def refuse_live_stores(stages: Sequence[Stage], executor: str) -> None:
         if problem:
             raise StorageError(
                 f"executor {executor!r} needs stores that its worker processes see too; got {ref}: {problem}; "
-                "use executor='threads', or a store on disk"
+                "use executor='threads', or a path or URL"
             )
 
 
@@ -177,6 +178,9 @@ def _problem(ref: ArrayRef) -> str:
         return "it is in this process's memory"
     if ref.by_name:
         return ""
+    secret = explicit_secret(ref.store)
+    if secret is not None:
+        return f"it was made with credentials ({secret}), which would travel to them; leave those to the environment"
     try:
         pack(ref.store)
     except SerializationError as error:

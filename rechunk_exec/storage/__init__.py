@@ -31,7 +31,7 @@ from rechunk_exec.storage.journal import (
 )
 from rechunk_exec.storage.lease import BEAT_S, STALE_S, Claim, Lease, running_driver, sole_writer
 from rechunk_exec.storage.members import array_paths
-from rechunk_exec.storage.objects import Objects, objects_of
+from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
 from rechunk_exec.storage.places import (
     beside,
     child,
@@ -49,7 +49,7 @@ from rechunk_exec.storage.places import (
     temp_place,
 )
 from rechunk_exec.storage.presence import Presence
-from rechunk_exec.storage.retry import take_retries
+from rechunk_exec.storage.retry import RetryPolicy, retry_policy, take_retries
 from rechunk_exec.storage.sessions import (
     IcechunkTarget,
     hidden_from_processes,
@@ -80,6 +80,7 @@ __all__ = [
     "Moved",
     "Presence",
     "Region",
+    "RetryPolicy",
     "Scratch",
     "StoredArray",
     "TargetWishes",
@@ -121,6 +122,7 @@ __all__ = [
     "remove_moved_aside",
     "remove_partials",
     "remove_temp",
+    "retry_policy",
     "run_with_changes",
     "running_driver",
     "session_target",
@@ -141,8 +143,7 @@ def open_reader(ref: ArrayRef, read_unit: Index | None = None) -> UnitReader:
         What the plan counts one read to decode, in elements, where that is less than a chunk (see
         :func:`finer_read_unit`).
     """
-    stored = open_array(ref, read_only=True)
-    objects = _objects(stored)
+    stored, objects = _opened(ref, read_only=True)
     if stored.codec is None:
         return ZarrReader(stored, objects)
     if read_unit is None or read_unit == tuple(map(min, stored.chunk, stored.shape)):
@@ -157,8 +158,7 @@ def finer_read_unit(stored: StoredArray) -> Index | None:
 
 def open_writer(ref: ArrayRef) -> UnitWriter:
     """Open the array that ``ref`` names for writing whole write units, in the fastest way that serves it."""
-    stored = open_array(ref, read_only=False)
-    objects = _objects(stored)
+    stored, objects = _opened(ref, read_only=False)
     return DirectWriter(stored, objects) if stored.codec is not None else ZarrWriter(stored, objects)
 
 
@@ -187,6 +187,17 @@ def write_scratch(stored: StoredArray, place: ArrayRef) -> WriteScratch:
     assembled = 0 if local_path(place) is not None else 2
     output = 0 if stored.codec.raw else 1 + len(stored.codec.codecs)
     return WriteScratch(gathered=1, stored=output, in_place=stored.codec.c_order, assembled=assembled)
+
+
+def _opened(ref: ArrayRef, *, read_only: bool) -> tuple[StoredArray, Objects]:
+    """Open an array; its folder first, so that no other array of the same name is met later on."""
+    path = local_path(ref)
+    held = None if path is None else LocalObjects(path)
+    if held is not None:
+        held.hold()
+    stored = open_array(ref, read_only=read_only)
+    objects = _objects(stored)
+    return stored, held if held is not None and isinstance(objects, LocalObjects) else objects
 
 
 def _objects(stored: StoredArray) -> Objects:

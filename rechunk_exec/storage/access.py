@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.objectbase import Objects
 from rechunk_exec.storage.stored import StoredArray
 
 Index: TypeAlias = tuple[int, ...]
@@ -89,8 +90,9 @@ class UnitReader(ABC):
     way: str
     """How the bytes are decoded: ``direct``, ``zarrs`` or ``zarr``."""
 
-    def __init__(self, stored: StoredArray) -> None:
+    def __init__(self, stored: StoredArray, objects: Objects) -> None:
         self.stored = stored
+        self.objects = objects
 
     def units(self, region: Region) -> Iterator[Index]:
         """Yield the read units that the region touches, in C order."""
@@ -110,7 +112,21 @@ class UnitReader(ABC):
             key = self.stored.metadata.encode_chunk_key(
                 tuple(a * c // u for a, c, u in zip(unit, self.stored.chunk, self.stored.write_unit, strict=True))
             )
-            raise StorageError(f"{error}; the object is {key} of {self.stored.array.store_path}") from error
+            raise StorageError(
+                f"{error}; the object is {key} of {self.stored.array.store_path}", permanent=error.permanent
+            ) from error
+
+    def refuse_vanished(self) -> None:
+        """Raise :class:`StorageError` if the array has been removed: then an absent chunk is no fill value.
+
+        To be asked after reading, where chunks were absent: who removes an array removes its metadata first.
+        """
+        if not self.objects.holds_array():
+            raise StorageError(
+                f"absent chunks are fill value while the array's metadata are there; those of "
+                f"{self.stored.array.store_path} have gone while it was read; is another job replacing the array?",
+                permanent=True,
+            )
 
     @abstractmethod
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
@@ -122,8 +138,9 @@ class UnitWriter(ABC):
 
     way: str
 
-    def __init__(self, stored: StoredArray) -> None:
+    def __init__(self, stored: StoredArray, objects: Objects) -> None:
         self.stored = stored
+        self.objects = objects
 
     @abstractmethod
     def jobs(self, region: Region) -> AbstractContextManager[Iterator[Any]]:

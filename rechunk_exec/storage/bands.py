@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, bytes_of
 from rechunk_exec.storage.bloscframe import HEADER_BYTES, BloscFrame, PartReading, decode_span, frame_head, open_frame
 from rechunk_exec.storage.chunkcodec import BloscBytes
-from rechunk_exec.storage.direct import DirectReader, Located
-from rechunk_exec.storage.objects import Objects
+from rechunk_exec.storage.direct import ALL_FILL, DirectReader, Located, marks_fill
+from rechunk_exec.storage.objectbase import Objects, fresh
 from rechunk_exec.storage.stored import StoredArray
 
 PIECE_BYTES = 1 << 20
@@ -40,13 +39,16 @@ def band_unit(stored: StoredArray, objects: Objects) -> Index | None:
     codec = stored.codec
     if codec is None or not codec.c_order or not stored.shape or 0 in stored.shape:
         return None
-    if codec.raw:
-        block_bytes = _RAW_UNIT_BYTES
-    elif len(codec.codecs) == 1 and isinstance(codec.codecs[0], BloscBytes):
+    block_bytes = _RAW_UNIT_BYTES
+    if not codec.raw:
+        if len(codec.codecs) != 1 or not isinstance(codec.codecs[0], BloscBytes):
+            return None
         block_bytes = max(_block_sizes(stored, objects), default=0)
-    else:
+    elif not objects.streams:  # a local file gives any range, a store says when it is asked
+        next(_heads(stored, objects), None)
+    if not block_bytes or objects.ignores_ranges:
         return None
-    return _rows_of(stored, block_bytes) if block_bytes else None
+    return _rows_of(stored, block_bytes)
 
 
 def _rows_of(stored: StoredArray, block_bytes: int) -> Index | None:
@@ -68,6 +70,14 @@ def _rows_of(stored: StoredArray, block_bytes: int) -> Index | None:
 
 
 def _block_sizes(stored: StoredArray, objects: Objects) -> Iterator[int]:
+    for head in _heads(stored, objects):
+        sizes = frame_head(bytes(head), stored.chunk_bytes)
+        if sizes is not None:
+            yield sizes[0]
+
+
+def _heads(stored: StoredArray, objects: Objects) -> Iterator[memoryview]:
+    """Yield the first bytes of a few chunks."""
     reader = DirectReader(stored, objects)
     grid = [-(-n // size) for n, size in zip(stored.shape, stored.chunk, strict=True)]
     for sample in range(_SAMPLES):
@@ -75,10 +85,9 @@ def _block_sizes(stored: StoredArray, objects: Objects) -> Iterator[int]:
         place = reader.locate(unit)
         if place is None:
             continue
-        head = objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, HEADER_BYTES)
-        sizes = None if head is None else frame_head(bytes(head), stored.chunk_bytes)
-        if sizes is not None:
-            yield sizes[0]
+        head = objects.read(place.key, fresh, place.start, min(HEADER_BYTES, stored.chunk_bytes))
+        if head is not None:
+            yield head
 
 
 class _Chunk(Enum):
@@ -100,7 +109,7 @@ class BandReader(DirectReader):
         self.row_bytes = prod(stored.chunk[self.axis + 1 :]) * self.codec.dtype.itemsize
         # Blocks are fetched and decoded some at a time; local files in small pieces, others in few requests.
         self.piece_bytes = PIECE_BYTES if objects.streams else 8 * PIECE_BYTES
-        self._frame = lru_cache(maxsize=_FRAMES_KEPT)(self._read_frame)
+        self._frame = lru_cache(maxsize=_FRAMES_KEPT)(partial(_frame_of, stored, objects))
 
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
@@ -165,27 +174,9 @@ class BandReader(DirectReader):
         return lambda span, out: decode_span(frame, span, out, reading)
 
     def _fetch_range(self, place: Located, offset: int, buffer: memoryview) -> None:
-        content = self.objects.read(place.key, lambda _: buffer, place.start + offset, len(buffer))
-        if content is None:
-            raise StorageError(f"{place.key} of {self.stored.array.store_path} has gone while it was read")
-        if content.obj is not buffer.obj:
+        content = self.objects.read(place.key, lambda _: buffer, place.start + offset, len(buffer), required=True)
+        if content is not None and content.obj is not buffer.obj:
             buffer[:] = content
-
-    def _read_frame(self, place: Located) -> BloscFrame | _Chunk:
-        """Return where a chunk's blocks are, or what else it is."""
-        if self.codec.raw:
-            # A range of a missing object is missing; one of a short object is an error.
-            probe = self.objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, 1)
-            return _Chunk.ABSENT if probe is None else _Chunk.RAW
-        head = self.objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, HEADER_BYTES)
-        if head is None:
-            return _Chunk.ABSENT
-        sizes = frame_head(bytes(head), self.chunk_bytes)
-        if sizes is None:
-            return _Chunk.UNEXPECTED
-        table = self.objects.read(place.key, lambda size: memoryview(bytearray(size)), place.start, sizes[1])
-        frame = None if table is None else open_frame(table, self.chunk_bytes)
-        return _Chunk.UNEXPECTED if frame is None else frame
 
     def _row(self, lead: Index) -> int:
         """Return the number of the first row of the chunk at ``lead``, counted over the axes up to the band's."""
@@ -200,3 +191,29 @@ class BandReader(DirectReader):
         axes = zip(starts, stops, self.read_unit, self.stored.shape, strict=True)
         elements = prod(min(-(-last // size) * size, n) - first // size * size for first, last, size, n in axes)
         return elements * self.codec.dtype.itemsize
+
+
+def _frame_of(stored: StoredArray, objects: Objects, place: Located) -> BloscFrame | _Chunk:
+    """Return where a chunk's blocks are, or what else it is."""
+    if stored.codec is not None and stored.codec.raw:
+        # A range of a missing object is missing; one of a short object is an error.
+        size = min(len(ALL_FILL), stored.chunk_bytes) if stored.intermediate else 1
+        probe = objects.read(place.key, fresh, place.start, size, required=stored.intermediate)
+        return _Chunk.ABSENT if probe is None or _is_all_fill(stored, objects, place, probe) else _Chunk.RAW
+    head = objects.read(place.key, fresh, place.start, HEADER_BYTES)
+    if head is None:
+        return _Chunk.ABSENT
+    sizes = frame_head(bytes(head), stored.chunk_bytes)
+    if sizes is None:
+        return _Chunk.UNEXPECTED
+    table = objects.read(place.key, fresh, place.start, sizes[1])
+    frame = None if table is None else open_frame(table, stored.chunk_bytes)
+    return _Chunk.UNEXPECTED if frame is None else frame
+
+
+def _is_all_fill(stored: StoredArray, objects: Objects, place: Located, head: memoryview) -> bool:
+    """Whether an object that begins with ``head`` is the mark of a chunk that is all fill value, and no more."""
+    if not marks_fill(stored, head):
+        return False
+    whole = objects.read(place.key)
+    return whole is not None and marks_fill(stored, whole)

@@ -86,7 +86,7 @@ class ChunkCodec:
         if content is not out:
             view = memoryview(content).cast("B")
             if len(view) != len(out):
-                raise StorageError(f"a chunk must decode to {len(out)} bytes; got {len(view)}")
+                raise StorageError(f"a chunk must decode to {len(out)} bytes; got {len(view)}", permanent=True)
             out[:] = view
 
     def encode(self, elements: memoryview) -> bytes | memoryview:
@@ -114,18 +114,22 @@ class BloscBytes:
         view = memoryview(content)
         size = blosc_size(view)
         if out is not None and size != len(out):
-            raise StorageError(f"a chunk must decode to {len(out)} bytes; got a Blosc frame of {size}")
+            raise StorageError(f"a chunk must decode to {len(out)} bytes; got a Blosc frame of {size}", permanent=True)
         try:
             decoded = blosc.decompress(view, out)
         except Exception as error:  # RuntimeError, ValueError or MemoryError
-            raise StorageError(f"a Blosc frame cannot be decoded: {type(error).__name__}: {error}") from error
+            raise StorageError(
+                f"a Blosc frame cannot be decoded: {type(error).__name__}: {error}", permanent=True
+            ) from error
         return decoded if out is None else out
 
 
 def blosc_size(frame: memoryview) -> int:
     """Return how many bytes a Blosc frame holds; the C code reads on past the end of one that is torn."""
     if len(frame) < 16 or int.from_bytes(frame[12:16], "little") != len(frame):
-        raise StorageError(f"a Blosc frame must be as long as it says; got {len(frame)} bytes: it is torn")
+        raise StorageError(
+            f"a Blosc frame must be as long as it says; got {len(frame)} bytes: it is torn", permanent=True
+        )
     return int.from_bytes(frame[4:8], "little")
 
 
@@ -148,7 +152,9 @@ class NumcodecsBytes:
             decoded = self.codec.decode(content, out if fits else None)
             return out if fits else decoded
         except Exception as error:  # codecs raise many kinds
-            raise StorageError(f"a chunk cannot be decoded by {self.codec}: {type(error).__name__}: {error}") from error
+            raise StorageError(
+                f"a chunk cannot be decoded by {self.codec}: {type(error).__name__}: {error}", permanent=True
+            ) from error
 
 
 def _lz4_size(content: memoryview) -> int:
@@ -191,7 +197,7 @@ class Crc32cBytes:
         view = memoryview(content).cast("B")
         body = view[:-4]
         if len(view) < 4 or crc32c(bytes(body)) != bytes(view[-4:]):
-            raise StorageError("a chunk's CRC-32C does not match its bytes")
+            raise StorageError("a chunk's CRC-32C does not match its bytes", permanent=True)
         return body
 
 

@@ -18,8 +18,9 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.objects import objects_of, put_object
+from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.places import METADATA_NAMES
-from rechunk_exec.storage.stored import StoredArray, describe
+from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
 from rechunk_exec.tasks import ArrayRef
@@ -94,8 +95,10 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
     # An option replaces what would be carried over, so that is not asked for where it could not be.
     relaxed = _without(source, options)
     carried = carry_over(relaxed, wishes.zarr_format)
+    attributes: dict[str, Any] = carried.arguments["attributes"]
     arguments = {
         **carried.arguments,
+        "attributes": {name: value for name, value in attributes.items() if (name, value) != INTERMEDIATE},
         "shape": source.shape,
         "chunks": wishes.chunk,
         **({} if wishes.shard is None else {"shards": wishes.shard}),
@@ -113,7 +116,7 @@ def design_intermediate(source: StoredArray, chunk: tuple[int, ...]) -> Design:
     elif source.codec is not None:
         keep |= {"serializer"}  # the byte order
     arguments = {name: value for name, value in carried.items() if name in keep}
-    arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None}
+    arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None, "attributes": dict([INTERMEDIATE])}
     if "filters" not in arguments:
         arguments["filters"] = None
     return Design(arguments=arguments, like=_prototype(arguments), alone=True)
@@ -135,7 +138,7 @@ def create(design: Design, ref: ArrayRef) -> None:
             for name, document in documents.items():
                 put_object(objects_of(store, ref.path), name, document.to_bytes())
         else:
-            _create(store, ref.path, design.arguments)
+            _create(persistent(store), ref.path, design.arguments)
     except Exception as error:
         if not isinstance(error, (ContainsArrayError, ContainsGroupError)):
             _remove_metadata(store, ref.path)

@@ -26,11 +26,15 @@ from rechunk_exec.storage.access import (
     bytes_of,
 )
 from rechunk_exec.storage.chunkcodec import ChunkCodec
-from rechunk_exec.storage.objects import Objects, ObjectWriter
+from rechunk_exec.storage.objectbase import Allocate, Objects, ObjectWriter, Use, fresh
 from rechunk_exec.storage.shards import EMPTY
 from rechunk_exec.storage.stored import StoredArray
 
 _SHARD_INDICES_KEPT = 64
+
+ALL_FILL = b"rechunk_exec: every element of this chunk is the fill value\n"
+"""What stands, in an intermediate, for a chunk that is all fill value. There an absent object is an error, so that one
+that was lost, or does not show yet, is never taken for fill value."""
 
 
 class Located(NamedTuple):
@@ -50,11 +54,10 @@ class DirectReader(UnitReader):
 
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
         assert stored.codec is not None
-        super().__init__(stored)
+        super().__init__(stored, objects)
         self.codec: ChunkCodec = stored.codec
-        self.objects = objects
         self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
-        self._shard_entries = lru_cache(maxsize=_SHARD_INDICES_KEPT)(self._read_shard_entries)
+        self._shard_entries = lru_cache(maxsize=_SHARD_INDICES_KEPT)(partial(_shard_entries, stored, objects))
 
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
@@ -65,42 +68,50 @@ class DirectReader(UnitReader):
         # Raw chunks in one piece need no scratch at all: the store's bytes go where they belong.
         destination = bytes_of(target) if whole else None
         straight = destination if self.codec.raw else None
-        content = self._fetch(unit, scratch.stored if straight is None else partial(self._exactly, straight))
+
+        def decode(content: memoryview) -> None:
+            if marks_fill(self.stored, content):
+                target[...] = self.stored.absent
+                return
+            if self.codec.raw and len(content) != self.chunk_bytes:
+                raise self._wrong_size(len(content))
+            if straight is not None:
+                if content.obj is not straight.obj:
+                    straight[:] = content
+            elif destination is not None:
+                self.codec.decode(content, destination)
+            else:
+                buffer = content
+                if not self.codec.raw:
+                    buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
+                    self.codec.decode(content, buffer)
+                target[...] = self.codec.frame(buffer, self.stored.chunk)[region.overlap(low, high)[1]]
+
+        allocate = scratch.stored if straight is None else partial(self._exactly, straight)
+        content = self._fetch(unit, allocate, decode)
         if content is None:
             target[...] = self.stored.absent
             return Moved(moved, 0)
-        if self.codec.raw and len(content) != self.chunk_bytes:
-            raise StorageError(
-                f"chunk {unit} of {self.stored.array.store_path} must hold {self.chunk_bytes} bytes; got {len(content)}"
-            )
-        if straight is not None:
-            if content.obj is not straight.obj:
-                straight[:] = content
-        elif destination is not None:
-            self.codec.decode(content, destination)
-        else:
-            buffer = content
-            if not self.codec.raw:
-                buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
-                self.codec.decode(content, buffer)
-            target[...] = self.codec.frame(buffer, self.stored.chunk)[region.overlap(low, high)[1]]
         return Moved(moved, len(content))
 
     def _exactly(self, destination: memoryview, size: int) -> memoryview:
+        if self.stored.intermediate and size == len(ALL_FILL) != self.chunk_bytes:
+            return fresh(size)
         if size != self.chunk_bytes:
-            raise StorageError(
-                f"a chunk of {self.stored.array.store_path} must hold {self.chunk_bytes} bytes; got {size}"
-            )
+            raise self._wrong_size(size)
         return destination
 
-    def _fetch(self, unit: Index, allocate: Any) -> memoryview | None:
+    def _wrong_size(self, size: int) -> StorageError:
+        return StorageError(
+            f"a chunk of {self.stored.array.store_path} must hold {self.chunk_bytes} bytes; got {size}", permanent=True
+        )
+
+    def _fetch(self, unit: Index, allocate: Allocate, use: Use) -> memoryview | None:
         place = self.locate(unit)
         if place is None:
             return None
-        content = self.objects.read(place.key, allocate, place.start, place.length)
-        if content is None and place.length is not None:
-            raise StorageError(f"the shard {place.key} of {self.stored.array.store_path} has gone while it was read")
-        return content
+        required = self.stored.intermediate or place.length is not None
+        return self.objects.read(place.key, allocate, place.start, place.length, use=use, required=required)
 
     def locate(self, unit: Index) -> Located | None:
         """Return where a chunk's bytes are; None if it is known to be absent."""
@@ -116,12 +127,14 @@ class DirectReader(UnitReader):
         offset, length = entries[tuple(number % count for number, count in zip(unit, index.grid_shape, strict=True))]
         return None if offset == EMPTY and length == EMPTY else Located(key, int(offset), int(length))
 
-    def _read_shard_entries(self, key: str) -> NDArray[np.uint64] | None:
-        index = self.stored.index
-        assert index is not None
-        start = 0 if index.at_start else -index.nbytes
-        content = self.objects.read(key, lambda size: memoryview(bytearray(size)), start, index.nbytes)
-        return None if content is None else index.decode(content, f"{key} of {self.stored.array.store_path}")
+
+def _shard_entries(stored: StoredArray, objects: Objects, key: str) -> NDArray[np.uint64] | None:
+    """Return the index of a shard, or None if there is no such shard."""
+    index = stored.index
+    assert index is not None
+    start = 0 if index.at_start else -index.nbytes
+    content = objects.read(key, fresh, start, index.nbytes, required=stored.intermediate)
+    return None if content is None else index.decode(content, f"{key} of {stored.array.store_path}")
 
 
 class DirectWriter(UnitWriter):
@@ -131,10 +144,15 @@ class DirectWriter(UnitWriter):
 
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
         assert stored.codec is not None
-        super().__init__(stored)
+        super().__init__(stored, objects)
         self.codec: ChunkCodec = stored.codec
-        self.objects = objects
         self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
+
+    @property
+    def _may_be_left_out(self) -> bool:
+        """Whether a chunk that is all fill value is not stored as its elements."""
+        marked = self.stored.intermediate and self.stored.index is None
+        return self.stored.fill is not None and not (marked and self.chunk_bytes <= len(ALL_FILL))
 
     @contextmanager
     def jobs(self, region: Region) -> Iterator[Iterator[_ChunkJob]]:
@@ -169,7 +187,7 @@ class DirectWriter(UnitWriter):
         part = region.part(low, high)
         target: _OpenObject = job.target
         elements = self._gather(part, scratch)
-        if self.stored.fill is not None and is_filled(elements, self.stored.fill):
+        if self._may_be_left_out and is_filled(elements, self.stored.fill or b""):
             return target.leave_out()
         return target.add(job.place, self.codec.encode(elements))
 
@@ -199,6 +217,7 @@ class _OpenObject:
 
     def __init__(self, writer: DirectWriter, key: str, count: int, unfinished: set[_OpenObject]) -> None:
         self.objects, self.key = writer.objects, key
+        self.always_stored = writer.stored.intermediate
         self.index = writer.stored.index
         self.entries = None if self.index is None else self.index.empty()
         self.missing = count
@@ -208,16 +227,19 @@ class _OpenObject:
         unfinished.add(self)
 
     def add(self, place: Index, content: bytes | memoryview) -> Written:
+        growing = self._begun()
+        offset = growing.append(content)
+        if self.entries is not None:
+            self.entries[place] = offset, len(content)
+        return self._one_less()
+
+    def _begun(self) -> ObjectWriter:
         with self.lock:
             if self.object is None:
                 self.object = self.objects.create(self.key)
                 if self.index is not None and self.index.at_start:
                     self.object.append(bytes(self.index.nbytes))
-            growing = self.object
-        offset = growing.append(content)
-        if self.entries is not None:
-            self.entries[place] = offset, len(content)
-        return self._one_less()
+            return self.object
 
     def leave_out(self) -> Written:
         return self._one_less()
@@ -236,16 +258,30 @@ class _OpenObject:
         return written
 
     def _finish(self) -> Written:
-        if self.object is None:  # all of it is fill value
+        left_out = self.object is None
+        if self.object is None and not self.always_stored:  # all of it is fill value
             self.objects.delete(self.key)
             return NOTHING_WRITTEN
+        written = self._begun()
         if self.index is not None and self.entries is not None:
             content = self.index.encode(self.entries)
             if self.index.at_start:
-                self.object.place(content, 0)
+                written.place(content, 0)
             else:
-                self.object.append(content)
-        return Written(1, self.object.commit())
+                written.append(content)
+        elif left_out:
+            written.append(ALL_FILL)
+        return Written(1, written.commit())
+
+
+def marks_fill(stored: StoredArray, content: memoryview) -> bool:
+    """Whether an object of an array is the mark of a chunk that is all fill value."""
+    return (
+        stored.intermediate
+        and stored.index is None
+        and len(content) == len(ALL_FILL) < stored.chunk_bytes
+        and content == ALL_FILL
+    )
 
 
 def is_filled(elements: memoryview, fill: bytes) -> bool:

@@ -18,6 +18,7 @@ from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.objects import objects_of, put_object
+from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
@@ -94,7 +95,7 @@ class Documents:
     def delete_folder(self, folder: str) -> None:
         """Remove a folder of documents, and on a local disk what is above it as far as that leaves it empty."""
         try:
-            sync(self._store.delete_dir(self._path(folder)))
+            sync(persistent(self._store).delete_dir(self._path(folder)))
         except Exception as error:
             raise StorageError(f"cannot remove {self._path(folder)} of {self._store}: {error}") from error
         self.tidy()
@@ -131,7 +132,7 @@ def list_names(store: Store, folder: str) -> list[str]:
     """Return the names of what is directly in a folder of a store, as it is now."""
     forget_listings(store)
     try:
-        return sync(_names(store, folder))
+        return sync(_names(persistent(store), folder))
     except FileNotFoundError:
         return []
     except Exception as error:

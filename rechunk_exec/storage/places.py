@@ -25,9 +25,10 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, forget_listings, list_names
 from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of, put_object
+from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.stores import is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
@@ -168,9 +169,12 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
     """Raise :class:`StorageError` if a local place is on a read-only or too full disk."""
     path = local_path(ref)
     if path is None:
-        if isinstance(ref.store, str) and ref.store.endswith(".zip"):
-            raise StorageError(f"the {purpose} must be writable; zip files are read only; got {ref}; give a folder")
-        if getattr(ref.store, "read_only", False):
+        if isinstance(ref.store, str) and is_read_only(ref):
+            what = "zip files are" if ref.store.endswith(".zip") else "what HTTP serves is"
+            raise StorageError(
+                f"the {purpose} must be writable; {what} read only; got {ref}; give a folder or an object store"
+            )
+        if is_read_only(ref):
             raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
         return
     there = path
@@ -227,7 +231,8 @@ def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
 def remove_array(ref: ArrayRef) -> None:
     """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
 
-    On stores without folders it is marked before, so that what a killed process leaves is known for remains.
+    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On stores
+    without folders it is marked before, so that what a killed process leaves is known for remains.
     """
     path = local_path(ref)
     try:
@@ -235,7 +240,7 @@ def remove_array(ref: ArrayRef) -> None:
             store = open_store(ref, read_only=False)
             forget_listings(store)
             # Where no mark can be, a session's commit makes it one step.
-            sync(_remove_objects(store, ref.path) if holds_documents(ref) else store.delete_dir(ref.path))
+            sync(_remove_objects(persistent(store), ref.path) if holds_documents(ref) else store.delete_dir(ref.path))
         elif path.is_dir():
             folder = path.resolve()  # a link stays, and leads to an empty folder
             aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")

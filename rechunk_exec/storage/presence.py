@@ -17,6 +17,7 @@ from zarr.core.sync import sync
 from rechunk_exec.errors import StorageError
 from rechunk_exec.results import TaskResult
 from rechunk_exec.storage.documents import forget_listings
+from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -46,7 +47,7 @@ class Presence:
             store = open_store(ref, read_only=True)
             forget_listings(store)
             prefix = f"{ref.path}/" if ref.path else ""
-            self._keys = {key.removeprefix(prefix) for key in sync(_keys(store, prefix))}
+            self._keys = {key.removeprefix(prefix) for key in sync(_keys(persistent(store), prefix))}
 
     def holds(self, result: TaskResult, start: tuple[int, ...], stop: tuple[int, ...]) -> bool:
         """Whether the box ``[start, stop)`` is stored as the result of its task says."""

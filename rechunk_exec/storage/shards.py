@@ -48,11 +48,14 @@ class ShardIndex:
         if len(content) != self.nbytes:
             raise StorageError(
                 f"the shard {key} must hold an index of {self.nbytes} bytes; "
-                f"got {len(content)}: it is torn or not a shard"
+                f"got {len(content)}: it is torn or not a shard",
+                permanent=True,
             )
         body = bytes(content[: 16 * prod(self.grid_shape)])
         if self.checksum and crc32c(body) != bytes(content[-4:]):
-            raise StorageError(f"the index of the shard {key} does not match its CRC-32C: the shard is torn or damaged")
+            raise StorageError(
+                f"the index of the shard {key} does not match its CRC-32C: the shard is torn or damaged", permanent=True
+            )
         return np.frombuffer(body, dtype="<u8").reshape(*self.grid_shape, 2)
 
 

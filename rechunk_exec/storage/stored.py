@@ -13,11 +13,15 @@ import zarr
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
-from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.chunkcodec import ChunkCodec, direct_codec
+from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.shards import ShardIndex, shard_index
 from rechunk_exec.storage.stores import local_path, open_store, quiet_zarr
 from rechunk_exec.tasks import ArrayRef
+
+INTERMEDIATE = ("rechunk_exec", "intermediate")
+"""The attribute, name and value, that tells an intermediate from arrays of other people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,11 @@ class StoredArray:
         return self.shard or self.chunk
 
     @property
+    def intermediate(self) -> bool:
+        """Whether this is an array of ours between two stages, in which every object is stored."""
+        return self.metadata.attributes.get(INTERMEDIATE[0]) == INTERMEDIATE[1]
+
+    @property
     def chunk_bytes(self) -> int:
         """Bytes of a decoded chunk."""
         return prod(self.chunk) * self.dtype.itemsize
@@ -78,14 +87,16 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
     path = local_path(ref)
     if path is not None and not path.exists():  # zarr would make a folder there
         raise StorageError(f"{_what_is_there(ref)}: {ref}")
-    try:
-        store = open_store(ref, read_only=read_only)
+    store = open_store(ref, read_only=read_only)
+
+    def opened() -> zarr.Array[Any]:
         with quiet_zarr():
-            array = zarr.open_array(store=store, path=ref.path, mode="r" if read_only else "r+")
-    except (StorageError, MissingExtraError):
-        raise
-    except Exception as error:
-        raise StorageError(f"{_what_is_there(ref)}: {ref} (zarr says: {type(error).__name__}: {error})") from error
+            return zarr.open_array(store=store, path=ref.path, mode="r" if read_only else "r+")
+
+    try:
+        array = requests_to(store).make(opened, "open", str(ref))
+    except StorageError as error:
+        raise StorageError(f"{_what_is_there(ref)}: {error}", permanent=error.permanent) from error.__cause__
     return describe(array)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from zarr.abc.store import Store
@@ -16,7 +19,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipSto
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.sessions import session_store
-from rechunk_exec.tasks import ArrayRef, OptionValue
+from rechunk_exec.tasks import ArrayRef, OptionValue, is_secret
 
 _WARNING_FILTERS = threading.RLock()
 
@@ -79,16 +82,109 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
         raise StorageError(f"a store must be a path, a URL or a zarr store; got {ref.store!r}")
     if is_url(ref.store):
         try:
-            return FsspecStore.from_url(ref.store, storage_options=dict(ref.storage_options), read_only=read_only)
+            return _store_of_url(ref.store, ref.storage_options, read_only=read_only)
         except ImportError as error:
             if urlsplit(ref.store).scheme in ("s3", "s3a"):
                 raise MissingExtraError("s3fs", "s3") from error
+            if urlsplit(ref.store).scheme in _HTTP:
+                raise MissingExtraError("aiohttp", "http") from error
             raise StorageError(f"{ref.store} needs a package that is not installed: {error}") from error
         except Exception as error:
             raise StorageError(f"{ref.store} cannot be opened: {type(error).__name__}: {error}") from error
     if ref.store.endswith(".zip") and Path(ref.store).is_file():
         return sync(ZipStore.open(ref.store, mode="r"))  # zarr 3.1 lists none that is not open
     return LocalStore(ref.store, read_only=read_only)
+
+
+class _Client(NamedTuple):
+    """What a client of stores depends on."""
+
+    root: str
+    """Scheme and host, or bucket, of a URL; all of one that chains several."""
+    options: tuple[tuple[str, OptionValue], ...]
+    process: int
+    """Where it was made: a fork has not the threads of its client."""
+    credentials: int
+    """What the environment was: a client has read it once."""
+
+
+def _store_of_url(url: str, options: Mapping[str, OptionValue], *, read_only: bool) -> FsspecStore:
+    import fsspec
+
+    parts = urlsplit(url)
+    chained = "::" in url
+    root = url if chained else f"{parts.scheme}://{parts.netloc}"
+    opened = _opened_store(_Client(root, tuple(sorted(options.items())), os.getpid(), _credentials_seen()))
+    # The way in which fsspec itself makes a path of a URL.
+    path = opened.path if chained else fsspec.get_filesystem_class(parts.scheme)._strip_protocol(url)  # noqa: SLF001
+    return FsspecStore(fs=opened.fs, path=path, read_only=read_only)
+
+
+@cache
+def _opened_store(client: _Client) -> FsspecStore:
+    """Return a store with a client, one for all threads: fsspec makes one for each thread, which takes long.
+
+    They are kept to the end: there are few, and those of aiohttp complain when they are forgotten.
+    """
+    # fsspec keeps file systems by their options, whatever the environment was when they were made.
+    known: dict[str, OptionValue] = {"skip_instance_cache": True}
+    if urlsplit(client.root).scheme in _REMOTE:
+        # Other processes write there: what was listed before is no longer so.
+        known["use_listings_cache"] = False
+    return FsspecStore.from_url(client.root, storage_options={**known, **dict(client.options)})
+
+
+_HTTP = ("http", "https")
+_REMOTE = (*_HTTP, "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+
+
+def _credentials_seen() -> int:
+    """Return a number that changes with the environment variables that clients read."""
+    names = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
+    return hash(frozenset(item for item in os.environ.items() if item[0].startswith(names)))
+
+
+def is_read_only(ref: ArrayRef) -> bool:
+    """Whether nothing can be written to a store, by its kind or because it says so."""
+    if isinstance(ref.store, str):
+        return urlsplit(ref.store).scheme in _HTTP or ref.store.endswith(".zip")
+    return bool(getattr(ref.store, "read_only", False))
+
+
+def explicit_secret(store: object, depth: int = 4) -> str | None:
+    """Return the name of an option with credentials that a live store was made with, or None.
+
+    Such a store works in its own process, but must not be pickled. Credentials of the environment do not count: no
+    pickle holds them.
+    """
+    for name, value in _options_of(store):
+        if (is_secret(name) or name.lower() in _SECRET_HEADERS) and value and value not in _NO_SECRETS:
+            return name
+        if isinstance(value, Mapping) and depth:
+            found = explicit_secret(value, depth - 1)
+            if found is not None:
+                return found
+    if isinstance(store, Mapping) or not depth:
+        return None
+    # A store may wrap another one, or a file system, or a client.
+    inner = (getattr(store, name, None) for name in ("store", "_store", "fs", "sync_fs"))
+    return next(filter(None, (explicit_secret(one, depth - 1) for one in inner if one is not None)), None)
+
+
+_SECRET_HEADERS = ("auth", "authorization", "cookie")
+_NO_SECRETS = ("anon", "google_default", "cloud", "browser", "cache")  # words that gcsfs takes for a token
+
+
+def _options_of(store: object) -> Iterator[tuple[str, object]]:
+    """Yield the options, by name, that a store, a file system, a client or a mapping holds."""
+    given = (store, getattr(store, "storage_options", None), getattr(store, "config", None))
+    for options in given:
+        if isinstance(options, Mapping):
+            yield from ((str(name), value) for name, value in options.items())
+    arguments = getattr(store, "storage_args", None)
+    if isinstance(arguments, tuple) and arguments:
+        names = list(inspect.signature(type(store)).parameters)
+        yield from zip(names, arguments, strict=False)
 
 
 def is_url(text: str) -> bool:

@@ -16,12 +16,12 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.abc.codec import CodecPipeline
-from zarr.abc.store import ByteRequest, Store
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store
 from zarr.core.array import AsyncArray
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
-from zarr.storage import StorePath, WrapperStore
+from zarr.storage import LocalStore, StorePath, WrapperStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import (
@@ -37,38 +37,59 @@ from rechunk_exec.storage.access import (
 )
 from rechunk_exec.storage.chunkcodec import blosc_size
 from rechunk_exec.storage.direct import is_filled
-from rechunk_exec.storage.objects import Objects
+from rechunk_exec.storage.failures import Outlook, ShortAnswerError, outlook
+from rechunk_exec.storage.objectbase import Objects
 from rechunk_exec.storage.stored import StoredArray
 from rechunk_exec.storage.stores import quiet_zarr
+
+_SIZES_KEPT = 4096
 
 
 class ZarrReader(UnitReader):
     """Reads one chunk at a time through a zarr array."""
 
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
-        super().__init__(stored)
-        self.array, self.way = _own_array(stored, stored.shape, _WholeFrames if _is_blosc(stored.metadata) else None)
-        self.objects = objects
+        super().__init__(stored, objects)
+        self.array, self.way = _own_array(
+            stored, stored.shape, _BloscAnswers if _is_blosc(stored.metadata) else _Answers
+        )
 
     def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
         within = region.overlap(low, high)[1]
         shard = tuple(a // size for a, size in zip(low, self.stored.write_unit, strict=True))
-        self.objects.refuse_unreadable(self.stored.metadata.encode_chunk_key(shard))
+        key = self.stored.metadata.encode_chunk_key(shard)
+        self.objects.refuse_unreadable(key)
+        if self.stored.intermediate:  # there all objects are stored
+            self.objects.read(key, length=1, required=True)
         selection = tuple(slice(a + part.start, a + part.stop) for a, part in zip(low, within, strict=True))
         target = region.part(low, high)
         # zarrs fills contiguous memory only.
         out: Any = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
-        try:
-            self.array.get_basic_selection(selection, out=default_buffer_prototype().nd_buffer(out))
-        except Exception as error:
-            raise StorageError(
-                f"chunk {unit} of {self.stored.array.store_path} cannot be read: {type(error).__name__}: {error}"
-            ) from error
+
+        def request() -> None:
+            try:
+                self.array.get_basic_selection(selection, out=default_buffer_prototype().nd_buffer(out))
+            except Exception as error:
+                self._refuse_damaged(error, key)
+                raise
+
+        name = f"chunk {unit} of {self.stored.array.store_path}"
+        self.objects.requests.make(request, "read", name)
         if out is not target:
             target[...] = out
         return Moved(prod(b - a for a, b in zip(low, high, strict=True)) * self.stored.dtype.itemsize, 0)
+
+    def _refuse_damaged(self, error: Exception, key: str) -> None:
+        """Raise what it means that the bytes of an object came and could not be decoded."""
+        store = self.array.store_path.store
+        size = store.take_size(self.objects.name(key)) if isinstance(store, _Answers) else None
+        unknown = outlook(error, remote=self.objects.requests.remote) is Outlook.UNKNOWN
+        if size is None or not unknown or isinstance(error, MemoryError):
+            return
+        self.objects.refuse_short(key, size)
+        raise StorageError(f"{key} cannot be decoded: {type(error).__name__}: {error}", permanent=True) from error
 
 
 class ZarrWriter(UnitWriter):
@@ -80,11 +101,10 @@ class ZarrWriter(UnitWriter):
     """
 
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
-        super().__init__(stored)
+        super().__init__(stored, objects)
         unit = stored.write_unit
         padded = tuple(-(-n // size) * size for n, size in zip(stored.shape, unit, strict=True))
         self.array, self.way = _own_array(stored, padded, _Unread)
-        self.objects = objects
 
     def jobs(self, region: Region) -> AbstractContextManager[Iterator[Index]]:
         """Return the write units of the region."""
@@ -97,17 +117,16 @@ class ZarrWriter(UnitWriter):
         high = tuple(start + size for start, size in zip(low, unit, strict=True))
         part = region.part(low, high)
         elements = part if part.shape == unit and part.flags.c_contiguous else self._gather(part)
-        try:
-            if self.stored.fill is not None and is_filled(bytes_of(elements), self.stored.fill):
-                self.objects.delete(self.stored.metadata.encode_chunk_key(job))
-                return NOTHING_WRITTEN
-            self.array.set_basic_selection(tuple(map(slice, low, high)), elements)
-        except StorageError:
-            raise
-        except Exception as error:
-            raise StorageError(
-                f"unit {job} of {self.stored.array.store_path} cannot be written: {type(error).__name__}: {error}"
-            ) from error
+        key = self.stored.metadata.encode_chunk_key(job)
+        left_out = self.stored.fill is not None and not self.stored.intermediate
+        if left_out and is_filled(bytes_of(elements), self.stored.fill or b""):
+            self.objects.delete(key)
+            return NOTHING_WRITTEN
+        self.objects.requests.make(
+            lambda: self.array.set_basic_selection(tuple(map(slice, low, high)), elements),
+            "write",
+            f"unit {job} (object {key}) of {self.stored.array.store_path}",
+        )
         return Written(1, 0)
 
     def _gather(self, part: NDArray[Any]) -> NDArray[Any]:
@@ -128,8 +147,10 @@ def _own_array(
     # What zarr leaves out must be the fill value to the bit. It takes all NaNs for one, and 0.0 for -0.0 in complex
     # numbers and fields; and the default for null.
     exact = not stored.fixed_size or (stored.dtype.kind not in "cV" and stored.absent == stored.absent)
-    config: Any = {"order": "C", "write_empty_chunks": metadata.fill_value is None or not exact}
-    pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype)
+    config: Any = {"order": "C", "write_empty_chunks": metadata.fill_value is None or stored.intermediate or not exact}
+    # zarrs makes requests to stores that are not local by clients of its own.
+    local = isinstance(store_path.store, LocalStore)
+    pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype) if local else None
     if pipeline is None and wrapper is not None:
         store_path = StorePath(wrapper(store_path.store), store_path.path)
     array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
@@ -138,15 +159,47 @@ def _own_array(
     return zarr.Array(array), "zarr" if pipeline is None else "zarrs"
 
 
-class _WholeFrames(WrapperStore[Store]):
-    """A store of Blosc frames that hands over none that is torn: zarr would decode it, whatever follows in memory."""
+class _Answers(WrapperStore[Store]):
+    """A store that remembers how many bytes it gave, in case they cannot be decoded."""
 
     _supports_sync_io = False  # what zarr 3.4 may read by instead of get
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.sizes: dict[str, int] = {}
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        answer = await super().get(key, prototype, byte_range)
+        if answer is not None and byte_range is None:
+            self.sizes[key] = len(answer)
+            if len(self.sizes) > _SIZES_KEPT:
+                self.sizes.pop(next(iter(self.sizes)), None)
+        elif answer is not None and isinstance(byte_range, RangeByteRequest):
+            wanted = byte_range.end - byte_range.start
+            if len(answer) < wanted and await self.getsize(key) >= byte_range.end:
+                raise ShortAnswerError(f"it gave {len(answer)} bytes where {wanted} were asked for")
+        return answer
+
+    async def getsize(self, key: str) -> int:
+        return await self._store.getsize(key)
+
+    def take_size(self, key: str) -> int | None:
+        """Return how many bytes were given when an object was last read whole, once."""
+        return self.sizes.pop(key, None)
+
+
+class _BloscAnswers(_Answers):
+    """A store of Blosc frames that hands over none that is torn: zarr would decode it, whatever follows in memory."""
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         frame = await super().get(key, prototype, byte_range)
         if frame is not None:
-            blosc_size(memoryview(frame.to_bytes()))
+            try:
+                blosc_size(memoryview(frame.to_bytes()))
+            except StorageError:
+                if len(frame) < await self.getsize(key):
+                    raise ShortAnswerError(f"it gave {len(frame)} bytes, and there are more") from None
+                raise
         return frame
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import zarr
-from zarr.storage import MemoryStore
+from zarr.abc.store import Store
 
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.storage import Moved, Region, UnitReader, UnitWriter, array_ref, open_reader, open_writer
@@ -19,7 +19,7 @@ from rechunk_exec.tasks import ArrayRef
 from tests.values import Array
 
 Shape: TypeAlias = tuple[int, ...]
-Place: TypeAlias = Path | MemoryStore
+Place: TypeAlias = Path | str | Store
 
 ZARR_VERSION = tuple(int(number) for number in zarr.__version__.split(".")[:2])
 
@@ -62,6 +62,12 @@ def read_box(reader: UnitReader, start: Shape, stop: Shape) -> tuple[Array, Move
     scratch = ScratchBuffers()
     moved = [reader.read(unit, region, scratch) for unit in reader.units(region)]
     return elements, Moved(sum(one.decoded for one in moved), sum(one.stored for one in moved))
+
+
+def region_of(start: Shape, stop: Shape, dtype: Any) -> Region:
+    """A region of elements that are nobody's."""
+    shape = tuple(high - low for low, high in zip(start, stop, strict=True))
+    return Region(start, stop, np.full(shape, 0xA5, "u1").repeat(np.dtype(dtype).itemsize).view(dtype).reshape(shape))
 
 
 def read_by_us(ref: ArrayRef) -> Array:

@@ -104,7 +104,7 @@ def test_objects_of_other_stores_are_listed_where_asked(kind: str, path: str) ->
 
     else:
         url = f"memory://presence-test-{secrets.token_hex(6)}"
-        make(url, SHAPE, (2, 3), "i4", path=path, values=position_values(SHAPE, "i4"))  # type: ignore[arg-type]
+        make(url, SHAPE, (2, 3), "i4", path=path, values=position_values(SHAPE, "i4"))
         ref = array_ref(url, path)
 
         def remove(key: str) -> None:

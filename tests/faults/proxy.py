@@ -1,0 +1,106 @@
+"""An HTTP proxy before a real server that answers some requests with an error, cuts answers short, or hangs up."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+_ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
+ANSWERS = {"SlowDown": 503, "InternalError": 500, "ServiceUnavailable": 503, "AccessDenied": 403}
+
+
+@dataclass
+class Proxy:
+    """What the proxy does, and what it has done."""
+
+    server: str
+    """The address that it hands requests on to."""
+    address: str = ""
+    kinds: tuple[str, ...] = ()
+    """Of faults: names of :data:`ANSWERS`, ``cut`` or ``hang up``."""
+    rate: float = 0.0
+    done: dict[str, int] = field(default_factory=dict)
+    """Faults so far, by kind."""
+    authorizations: list[str] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def fault(self) -> str:
+        """Draw what happens to the next request."""
+        luck = random.Random(next(self.numbers))
+        return luck.choice(self.kinds) if self.kinds and luck.random() < self.rate else ""
+
+    def note(self, kind: str) -> None:
+        self.done[kind] = self.done.get(kind, 0) + 1
+
+
+@contextmanager
+def running_proxy(server: str) -> Iterator[Proxy]:
+    """Run a proxy while the context lasts."""
+    proxy = Proxy(server)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: object) -> None:
+            return
+
+        def handle_one_request(self) -> None:
+            with suppress(ConnectionError):
+                super().handle_one_request()
+
+        def pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            proxy.authorizations.append(self.headers.get("Authorization", ""))
+            kind = proxy.fault()
+            if kind in ANSWERS:
+                proxy.note(kind)
+                self.answer(ANSWERS[kind], {"Content-Type": "application/xml"}, _ERROR.format(code=kind).encode())
+                return
+            if kind == "hang up":
+                proxy.note(kind)
+                self.close_connection = True
+                return
+            there = http.client.HTTPConnection(urlsplit(proxy.server).netloc)
+            headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
+            there.request(self.command, self.path, body, {**headers, "Host": urlsplit(proxy.server).netloc})
+            got = there.getresponse()
+            content = got.read()
+            there.close()
+            answered = {k: v for k, v in got.getheaders() if k.lower() not in ("connection", "transfer-encoding")}
+            if kind == "cut" and self.command == "GET" and len(content) > 1:
+                proxy.note(kind)
+                self.answer(got.status, answered | {"Content-Length": str(len(content))}, content[: len(content) // 2])
+                self.close_connection = True
+                return
+            self.answer(got.status, answered, content)
+
+        def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+            self.send_response_only(status)
+            named = {name.lower() for name in headers}
+            for name, value in headers.items():
+                self.send_header(name, value)
+            if "content-length" not in named:
+                self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = pass_on  # noqa: N815 - names that the base class looks for
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.daemon_threads = True
+        proxy.address = f"http://127.0.0.1:{running.server_port}"
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            running.shutdown()
+            thread.join()
