@@ -154,6 +154,9 @@ class DaskCluster:
             del self._unfit[address]
         left = [self.members.pop(address) for address in self.members.keys() - threads.keys()]
         self._admit({address: threads[address] for address in threads if address not in self.members})
+        if self._cluster is not None and len(self.members) < self._size:
+            # It gives up workers that do not start again in good time, which on a busy machine they may not.
+            self._cluster.scale(self._size)
         if self.members:
             self._seen_s = now
         elif now - self._seen_s > _WAIT_S:

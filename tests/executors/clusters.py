@@ -12,6 +12,8 @@ from tests.conftest import needed_module
 def start_cluster(workers: int = 2, threads: int = 1, **options: Any) -> Any:
     """A client of a new cluster of processes on this machine."""
     distributed: Any = needed_module("distributed")
+    # A cluster gives up a worker that was killed and is not there again in 15 s, as on a machine with much to do.
+    needed_module("dask.config").set({"distributed.deploy.lost-worker-timeout": "300s"})
     cluster = distributed.LocalCluster(
         n_workers=workers,
         threads_per_worker=threads,

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -47,6 +48,7 @@ class OnGivenCluster(PoolContract):
         return DaskExecutor(self.client)
 
     def test_its_shape(self, executor: PoolExecutor) -> None:
+        self.client.wait_for_workers(2, 60)  # other tests have killed some
         shape = shape_of(executor)
         assert (shape.workers, shape.tasks_per_worker, shape.cores_per_worker) == (2, self.threads, self.threads)
         assert shape.elastic, "a plan may ask for fewer tasks at once in a worker"
@@ -71,6 +73,12 @@ def client() -> Iterator[Any]:
     """Two worker processes of one thread each, for all tests that leave them as they are."""
     with running_cluster(2) as client:
         yield client
+
+
+def children() -> set[psutil.Process]:
+    """The processes that this one has started, but for the one that multiprocessing keeps while the program runs."""
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return {child for child in psutil.Process().children(recursive=True) if child.pid != tracker}
 
 
 def workers_of(client: Any) -> list[psutil.Process]:
@@ -138,24 +146,33 @@ def test_an_asynchronous_client_is_refused(client: Any) -> None:
 
 
 def test_nothing_is_started_before_it_is_needed_and_nothing_is_left(tmp_path: Path) -> None:
-    before = set(psutil.Process().children(recursive=True))
+    before = children()
     with DaskExecutor(workers=2) as executor:
         shape = shape_of(executor)
         assert (shape.workers, shape.tasks_per_worker, shape.elastic) == (2, 1, False)
         assert shape.cores_per_worker == max(1, available_cores() // 2)
         executor.check_stages([make_stage(0, 3)])
         executor.staged_copy([])
-        assert set(psutil.Process().children(recursive=True)) == before
+        assert children() == before
         executor.task_function = recording = Recording(tmp_path, seconds=0.05)
         assert executor.staged_copy([make_stage(0, 8)]).notes == ()
         assert len({entry["pid"] for entry in recording.entries()} - {os.getpid()}) == 2
         limits = set(executor.map(_limits, range(4)))
         assert limits == {(str(shape.cores_per_worker), shape.cores_per_worker)}
-    assert set(psutil.Process().children(recursive=True)) == before
+    assert children() == before
+
+
+def test_workers_that_the_cluster_gave_up_are_started_again(tmp_path: Path) -> None:
+    import dask
+
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}), DaskExecutor(workers=2) as executor:
+        executor.task_function = Recording(tmp_path, dies={(0, 0): 1, (0, 1): 1})
+        report = executor.staged_copy([make_stage(0, 10)])
+        assert (report.tasks, report.retries) == (10, 2)
 
 
 def test_an_interrupt_ends_the_processes_that_it_started(tmp_path: Path) -> None:
-    before = set(psutil.Process().children(recursive=True))
+    before = children()
     with DaskExecutor(workers=2) as executor:
         assert list(executor.map(abs, [-1])) == [1]
         executor.task_function = recording = Recording(tmp_path, seconds=60)
@@ -169,7 +186,7 @@ def test_an_interrupt_ends_the_processes_that_it_started(tmp_path: Path) -> None
         with pytest.raises(KeyboardInterrupt):
             executor.staged_copy([make_stage(0, 10)])
         interrupt.join()
-        assert set(psutil.Process().children(recursive=True)) == before
+        assert children() == before
         assert recording.entries() == []
         executor.task_function = Recording(tmp_path)
         assert executor.staged_copy([make_stage(1, 3)]).tasks == 3, "it starts others when it is used again"
@@ -252,12 +269,12 @@ def test_one_stage_and_two(client: Any, tmp_path: Path) -> None:
 
 
 def test_a_job_by_name_and_by_client(client: Any, tmp_path: Path) -> None:
-    before = set(psutil.Process().children(recursive=True))
+    before = children()
     source = make_array(tmp_path / "source.zarr", (8, 12, 12), (1, 12, 12))
     for number, executor in enumerate(("dask", client, f"dask:{client.scheduler.address}")):
         job = rx.rechunk(source, (8, 3, 3), "1MB", tmp_path / f"{number}.zarr", executor=executor, progress=False)
         assert_exact(job.execute(), source)
-    assert set(psutil.Process().children(recursive=True)) == before
+    assert children() == before
 
 
 def test_a_cluster_in_this_process(tmp_path: Path) -> None:
