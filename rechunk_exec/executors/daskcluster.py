@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,8 @@ from rechunk_exec.tasks import Stage
 
 _WAIT_S = 60.0
 """How long to wait for a worker where there is none."""
+_PATIENCE_S = 0.5
+"""How long to wait for an answer before looking whether the worker is still there."""
 _PAUSE_FRACTION = 0.8
 """Of its memory limit: where a worker starts no more tasks, unless it is configured otherwise."""
 
@@ -167,10 +170,24 @@ class DaskCluster:
         return left
 
     def ask(self, function: Callable[..., object], addresses: Iterable[str] | None = None) -> dict[str, Any]:
-        """Call a function in worker processes, beside their tasks; return values, or what was raised, by address."""
+        """Call a function in worker processes, beside their tasks; return values, or what was raised, by address.
+
+        A worker that has gone is an OSError, at once: a connection to it would be tried for half a minute.
+        """
         chosen = list(self.members if addresses is None else addresses)
-        answers: dict[str, Any] = self._client.run(function, workers=chosen, on_error="return") if chosen else {}
-        return answers
+        loop = self._client.loop.asyncio_loop
+        calls = {address: asyncio.run_coroutine_threadsafe(self._call(function, address), loop) for address in chosen}
+        while futures.wait(calls.values(), _PATIENCE_S).not_done:
+            there = self._client.nthreads()
+            for address in calls.keys() - there.keys():
+                calls[address].cancel()
+        return {
+            address: OSError("it has gone") if call.cancelled() else call.result() for address, call in calls.items()
+        }
+
+    async def _call(self, function: Callable[..., object], address: str) -> object:
+        answers: dict[str, object] = await self._client.run(function, workers=[address], on_error="return")
+        return answers[address]
 
     def share(self, member: Member, needs: Mapping[str, Shared[Any]]) -> None:
         """Send a worker the objects that it lacks, and have it forget those that nobody has a handle of any more.
@@ -282,6 +299,10 @@ def _distributed() -> Any:
         return importlib.import_module("distributed")
     except ImportError as error:
         raise MissingExtraError("distributed", "dask") from error
+
+
+def _answer(call: futures.Future[object]) -> object:
+    return OSError("it has gone") if call.cancelled() else call.exception() or call.result()
 
 
 def _keep(objects: Sequence[tuple[str, bytes]], forgotten: Sequence[str]) -> None:
