@@ -192,6 +192,27 @@ def test_an_interrupt_ends_the_processes_that_it_started(tmp_path: Path) -> None
         assert executor.staged_copy([make_stage(1, 3)]).tasks == 3, "it starts others when it is used again"
 
 
+def test_an_interrupt_waits_for_what_runs_on_a_cluster_that_was_given(client: Any, tmp_path: Path) -> None:
+    executor = DaskExecutor(client)
+    executor.task_function = recording = Recording(tmp_path, seconds=1)
+
+    def interrupt_us() -> None:
+        wait_until(lambda: len(recording.tries()) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupt = threading.Thread(target=interrupt_us)
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        executor.staged_copy([make_stage(0, 50)])
+    interrupt.join()
+    tried = recording.tries()
+    assert {(entry["stage"], entry["index"]) for entry in recording.entries()} == tried.keys(), "one still runs"
+    time.sleep(1.5)
+    assert recording.tries() == tried, "a task was started after the interrupt"
+    executor.task_function = Recording(tmp_path)
+    assert executor.staged_copy([make_stage(1, 3)]).tasks == 3
+
+
 def test_an_interrupt_at_the_terminal_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(_INTERRUPTED)
