@@ -12,6 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc/self")
+_THREAD_LIMITS = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
 
 
 def available_cores(proc: Path = _PROC) -> int:
@@ -52,6 +61,22 @@ def memory_limit(proc: Path = _PROC) -> int:
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *_memory_limits(proc)])
+
+
+def thread_limits(cores: int) -> dict[str, str]:
+    """Return the environment variables that bound the thread pools of libraries in a process to ``cores``.
+
+    Where this process has a lower bound already, that is kept.
+
+    Examples
+    --------
+    >>> thread_limits(1)["OMP_NUM_THREADS"]
+    '1'
+    """
+    given = {name: os.environ.get(name, "") for name in _THREAD_LIMITS}
+    return {
+        name: str(min(cores, int(text))) if text.isdigit() and int(text) else str(cores) for name, text in given.items()
+    }
 
 
 def _cpu_quotas(proc: Path) -> Iterator[float]:

@@ -60,7 +60,10 @@ class PoolExecutor(ABC):
 
     @abstractmethod
     def _slots(self, tasks_per_worker: int | None) -> int:
-        """How many calls may run at once, with at most ``tasks_per_worker`` in one worker; None: as many as it can."""
+        """How many calls may run at once now, at most ``tasks_per_worker`` in one worker; None: as many as it can.
+
+        At least 1, also while there is no worker: a call that is started waits for one.
+        """
 
     @abstractmethod
     def _start(self, call: Call) -> None:
@@ -114,9 +117,8 @@ class PoolExecutor(ABC):
         """
         if not callable(fn):
             raise TypeError(f"fn must be a function of one argument; got {fn!r}")
-        slots = self._slots(None)
-        limit = 2 * slots if window is None else check_count("window", window)
-        return self._map(self.put(fn), iter(tasks), min(slots, limit), limit)
+        limit = 2 * self._slots(None) if window is None else check_count("window", window)
+        return self._map(self.put(fn), iter(tasks), limit)
 
     def put(self, obj: T) -> Shared[T]:
         """Return a handle of ``obj`` for use in tasks: the object is sent once a worker, not once a task.
@@ -199,14 +201,14 @@ class PoolExecutor(ABC):
         self._start(call)
         return call.number
 
-    def _map(self, fn: Shared[Callable[[T], R]], tasks: Iterator[T], slots: int, window: int) -> Iterator[R]:
+    def _map(self, fn: Shared[Callable[[T], R]], tasks: Iterator[T], window: int) -> Iterator[R]:
         flying: dict[int, _Mapped[T]] = {}
         ended: dict[int, Outcome] = {}
         numbered = enumerate(tasks)
         turn = 0
         with self._job():
             while True:
-                room = min(slots - len(flying), window - len(flying) - len(ended))
+                room = min(self._slots(None) - len(flying), window - len(flying) - len(ended))
                 for place, task in itertools.islice(numbered, max(0, room)):
                     flying[self._begin(fn, task)] = _Mapped(place, task)
                 if not flying:
@@ -226,14 +228,14 @@ class PoolExecutor(ABC):
     def _run_stage(self, stage: Stage, run: CopyRun) -> None:
         """Run all tasks of a stage; none is running any more when this returns or raises."""
         work: Shared[Callable[[int], TaskResult]] = self.put(StageTask(self.task_function, stage))
-        slots = self._slots(stage.plan.tasks_per_worker)
         fresh = iter(range(len(stage)))
         again: deque[int] = deque()
         failures: dict[int, int] = {}
         flying: dict[int, int] = {}
         fatal: TaskError | None = None
         while True:
-            while fatal is None and len(flying) < slots:
+            # Asked each time: workers may join and leave.
+            while fatal is None and len(flying) < self._slots(stage.plan.tasks_per_worker):
                 index = again.popleft() if again else next(fresh, None)
                 if index is None:
                     break

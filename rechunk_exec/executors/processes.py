@@ -20,7 +20,7 @@ from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import WorkerShape, check_count
 from rechunk_exec.executors.calls import Call, Outcome
 from rechunk_exec.executors.copyrun import TRIES
-from rechunk_exec.executors.machine import available_cores
+from rechunk_exec.executors.machine import available_cores, thread_limits
 from rechunk_exec.executors.main_module import UNGUARDED, MainModule, refuse_while_importing_main, unguarded_error
 from rechunk_exec.executors.pool import PoolExecutor
 from rechunk_exec.executors.remote import pack_call, refuse_live_stores
@@ -34,15 +34,6 @@ _LOOK_S = 1.0
 """How often to look for processes that ended without their pipe."""
 _LEAVE_S = 5.0
 """How long a process may take to end by itself."""
-_THREAD_LIMITS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "RAYON_NUM_THREADS",
-)
 
 
 class ProcessesExecutor(PoolExecutor):
@@ -140,12 +131,7 @@ class ProcessesExecutor(PoolExecutor):
 
     def _environment(self, slot: int) -> dict[str, str]:
         """The environment of the worker process in place ``slot``: this one's, with its threads bound to its share."""
-        share = self.worker_shape.cores_per_worker
-        given = {name: os.environ.get(name, "") for name in _THREAD_LIMITS}
-        return dict(os.environ) | {
-            name: str(min(share, int(text))) if text.isdigit() and int(text) else str(share)
-            for name, text in given.items()
-        }
+        return dict(os.environ) | thread_limits(self.worker_shape.cores_per_worker)
 
     def _dispatch(self) -> None:
         """Give calls to workers that do nothing, and start workers for the rest."""

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from rechunk_exec.errors import PlanError
 from rechunk_exec.executors.base import Executor
+from rechunk_exec.executors.dask import DaskExecutor
+from rechunk_exec.executors.daskcluster import is_client
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
 from rechunk_exec.executors.main_module import refuse_while_importing_main
@@ -25,6 +27,7 @@ _BUILT_IN: dict[str, Any] = {
     "python": SerialExecutor,
     "threads": ThreadsExecutor,
     "processes": ProcessesExecutor,
+    "dask": DaskExecutor,
 }
 
 
@@ -33,9 +36,9 @@ def resolve(executor: object) -> Executor:
 
     Parameters
     ----------
-    executor : str, Executor, concurrent.futures.Executor or callable
+    executor : str, Executor, concurrent.futures.Executor, distributed.Client or callable
         A name (which makes a new executor, to be closed by who asked for it); an object with ``staged_copy``; a pool;
-        or a function ``staged_copy(stages)``.
+        a client; or a function ``staged_copy(stages)``.
 
     Raises
     ------
@@ -59,23 +62,32 @@ def resolve(executor: object) -> Executor:
         return cast(Executor, executor)
     if isinstance(executor, futures.Executor):
         return FuturesExecutor(executor)
+    if is_client(executor):
+        return DaskExecutor(executor)
     if callable(executor):
         return FunctionExecutor(executor)
     raise TypeError(
-        "executor must be a name, an object with staged_copy, a concurrent.futures.Executor or a function of the "
-        f"stages; got {executor!r}"
+        "executor must be a name, an object with staged_copy, a concurrent.futures.Executor, a distributed.Client or "
+        f"a function of the stages; got {executor!r}"
     )
 
 
 def executor_named(name: str, workers: int | None = None) -> Executor:
     """Return a new executor of a name, with so many workers if given.
 
+    ``dask:tcp://host:8786`` is the cluster whose scheduler is at that address.
+
     Raises
     ------
     PlanError
         If there is no executor of that name, or it cannot be told a number of workers.
     """
+    kind, _, address = name.partition(":")
     found = _BUILT_IN.get(name)
+    if kind == "dask" and address:
+        if workers is not None:
+            raise PlanError(f"a cluster that is given has its workers already; got workers={workers} and {name!r}")
+        return DaskExecutor(address)
     if found is None:
         added = _added()
         if name not in added:
@@ -87,7 +99,7 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
         raise PlanError(
             f"executor {name!r} has one worker; got workers={workers}; use 'threads' or 'processes' for more"
         )
-    return cast(Executor, found(workers))
+    return cast(Executor, found(workers=workers))
 
 
 def known_names() -> tuple[str, ...]:

@@ -296,6 +296,9 @@ class PoolContract(ExecutorContract):
 class SurvivorContract(PoolContract):
     """What pools promise that run a task again whose worker died."""
 
+    death: ClassVar[str] = "SIGKILL"
+    """What an error says of a worker that was killed."""
+
     def test_a_killed_worker_costs_only_its_task(self, executor: PoolExecutor, tmp_path: Path) -> None:
         executor.task_function = recording = Recording(tmp_path, dies={(0, 3): 2, (1, 0): 1}, seconds=0.01)
         report = executor.staged_copy([make_stage(0, 9), make_stage(1, 2)])
@@ -305,7 +308,7 @@ class SurvivorContract(PoolContract):
 
     def test_a_task_that_always_kills_its_worker(self, executor: PoolExecutor, tmp_path: Path) -> None:
         executor.task_function = recording = Recording(tmp_path, dies={(0, 3): ALWAYS})
-        with pytest.raises(TaskError, match="SIGKILL") as caught:
+        with pytest.raises(TaskError, match=self.death) as caught:
             executor.staged_copy([make_stage(0, 9)])
         assert caught.value.index == 3
         assert recording.tries()[0, 3] == 3

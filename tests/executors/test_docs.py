@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.conftest import needed_module
 from tests.executors.workers import environment
 
 PAGE = (Path(__file__).parents[2] / "docs" / "executors.md").read_text()
@@ -25,6 +26,8 @@ def test_examples(tmp_path: Path, number: int) -> None:
         tmp_path / "frame.zarr", shape=FRAME.shape, chunks=(1, 300, 90), dtype="f4", dimension_names=names
     )
     source[...] = FRAME
+    if "from distributed" in EXAMPLES[number]:
+        needed_module("distributed")
     script = tmp_path / "example.py"
     script.write_text(EXAMPLES[number])
     run = subprocess.run(
@@ -43,4 +46,4 @@ def test_examples(tmp_path: Path, number: int) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6

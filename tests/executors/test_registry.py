@@ -8,6 +8,7 @@ import pytest
 
 from rechunk_exec.errors import PlanError
 from rechunk_exec.executors import (
+    DaskExecutor,
     FunctionExecutor,
     FuturesExecutor,
     ProcessesExecutor,
@@ -19,6 +20,7 @@ from rechunk_exec.executors import (
     registry,
     resolve,
 )
+from tests.conftest import needed_module
 
 
 @pytest.mark.parametrize(
@@ -28,17 +30,20 @@ from rechunk_exec.executors import (
         ("python", SerialExecutor),
         ("threads", ThreadsExecutor),
         ("processes", ProcessesExecutor),
+        ("dask", DaskExecutor),
     ],
 )
 def test_names(name: str, kind: type) -> None:
+    if kind is DaskExecutor:
+        needed_module("distributed")
     assert type(resolve(name)) is kind
     assert resolve(name) is not resolve(name)
     assert name in known_names()
 
 
-@pytest.mark.parametrize("name", ["dask", "thread", "", "Serial"])
+@pytest.mark.parametrize("name", ["flunk", "thread", "", "Serial", "dask:"])
 def test_unknown_names(name: str) -> None:
-    with pytest.raises(PlanError, match="serial, python, threads, processes") as caught:
+    with pytest.raises(PlanError, match="serial, python, threads, processes, dask") as caught:
         resolve(name)
     assert repr(name) in str(caught.value)
 
@@ -58,7 +63,7 @@ def test_names_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda *, group: points if group == registry.ENTRY_POINTS else [])
     assert isinstance(resolve("mine"), ThreadsExecutor)
     assert isinstance(resolve("serial"), SerialExecutor), "built-in names come first"
-    assert known_names() == ("serial", "python", "threads", "processes", "mine")
+    assert known_names() == ("serial", "python", "threads", "processes", "dask", "mine")
     with pytest.raises(PlanError, match="mine"):
         resolve("yours")
 

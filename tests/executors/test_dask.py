@@ -1,0 +1,583 @@
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+import rechunk_exec as rx
+from rechunk_exec.errors import MissingExtraError, PlanError, RechunkError, StorageError, TaskError
+from rechunk_exec.executors import DaskExecutor, PoolExecutor, available_cores, executor_named, resolve, sight
+from rechunk_exec.executors import worker_shape as shape_of
+from rechunk_exec.executors.daskcluster import DaskCluster
+from rechunk_exec.tasks import ArrayRef, Stage
+from tests.executors.clusters import end_cluster, running_cluster, start_cluster
+from tests.executors.contract import PoolContract, SurvivorContract
+from tests.executors.recording import Recording, make_stage
+from tests.executors.workers import environment, length, wait_until
+from tests.jobs import ToldCopy, assert_exact, assert_kept_promises, make_array
+
+
+class OnGivenCluster(PoolContract):
+    threads: ClassVar[int]
+    client: ClassVar[Any] = None
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls.client = start_cluster(2, cls.threads)
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        super().teardown_class()
+        assert cls.client.submit(abs, -1).result() == 1, "a client that was given stays open"
+        end_cluster(cls.client)
+
+    def make(self) -> PoolExecutor:
+        return DaskExecutor(self.client)
+
+    def test_its_shape(self, executor: PoolExecutor) -> None:
+        self.client.wait_for_workers(2, 60)  # other tests have killed some
+        shape = shape_of(executor)
+        assert (shape.workers, shape.tasks_per_worker, shape.cores_per_worker) == (2, self.threads, self.threads)
+        assert shape.elastic, "a plan may ask for fewer tasks at once in a worker"
+
+    def test_nothing_is_left_on_the_cluster(self, executor: PoolExecutor, tmp_path: Path) -> None:
+        executor.task_function = Recording(tmp_path)
+        executor.staged_copy([make_stage(0, 10)])
+        wait_until(lambda: self.client.run_on_scheduler(_keys) == [])
+
+
+class TestClusterOfProcesses(OnGivenCluster, SurvivorContract):
+    threads = 1
+    death = "left the cluster"
+
+
+class TestClusterOfThreads(OnGivenCluster):
+    threads = 2
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    """Two worker processes of one thread each, for all tests that leave them as they are."""
+    with running_cluster(2) as client:
+        yield client
+
+
+def children() -> set[psutil.Process]:
+    """The processes that this one has started, but for the one that multiprocessing keeps while the program runs."""
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return {child for child in psutil.Process().children(recursive=True) if child.pid != tracker}
+
+
+def workers_of(client: Any) -> list[psutil.Process]:
+    return [psutil.Process(pid) for pid in client.run(os.getpid).values()]
+
+
+# What it is made from.
+
+
+@pytest.mark.parametrize(
+    "arguments, options, error, message",
+    [
+        ((3,), {}, TypeError, "client must be"),
+        ((["tcp://here"],), {}, TypeError, "client must be"),
+        (("tcp://127.0.0.1:9",), {"workers": 2}, TypeError, "workers is for a cluster that is started here"),
+        ((), {"workers": 0}, ValueError, "workers"),
+        ((), {"workers": "2"}, TypeError, "workers"),
+        ((), {"workers": True}, TypeError, "workers"),
+        ((), {"threads": 2}, TypeError, "threads"),
+    ],
+)
+def test_wrong_options(
+    arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        DaskExecutor(*arguments, **options)
+
+
+def test_names_and_clients(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(resolve("dask"), DaskExecutor)
+    assert isinstance(executor_named("dask", 3), DaskExecutor)
+    assert shape_of(executor_named("dask", 3)).workers == 3
+    assert isinstance(resolve(client), DaskExecutor)
+    address = client.scheduler.address
+    executor = resolve(f"dask:{address}")
+    assert isinstance(executor, DaskExecutor)
+    assert list(executor.map(abs, [-1])) == [1]
+    executor.close()
+    with pytest.raises(PlanError, match="its workers already"):
+        executor_named(f"dask:{address}", 2)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingExtraError, match=re.escape("rechunk_exec[dask]")):
+        resolve("dask")
+
+
+def test_an_address_that_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import dask
+
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "500ms"}),
+        pytest.raises(RechunkError, match="must answer"),
+    ):
+        DaskExecutor("tcp://127.0.0.1:9")
+
+
+def test_an_asynchronous_client_is_refused(client: Any) -> None:
+    async def make() -> None:
+        with pytest.raises(TypeError, match="asynchronous"):
+            DaskExecutor(client)
+
+    client.sync(make)
+
+
+# A cluster of our own.
+
+
+def test_nothing_is_started_before_it_is_needed_and_nothing_is_left(tmp_path: Path) -> None:
+    before = children()
+    with DaskExecutor(workers=2) as executor:
+        shape = shape_of(executor)
+        assert (shape.workers, shape.tasks_per_worker, shape.elastic) == (2, 1, False)
+        assert shape.cores_per_worker == max(1, available_cores() // 2)
+        executor.check_stages([make_stage(0, 3)])
+        executor.staged_copy([])
+        assert children() == before
+        executor.task_function = recording = Recording(tmp_path, seconds=0.05)
+        assert executor.staged_copy([make_stage(0, 8)]).notes == ()
+        assert len({entry["pid"] for entry in recording.entries()} - {os.getpid()}) == 2
+        limits = set(executor.map(_limits, range(4)))
+        assert limits == {(str(shape.cores_per_worker), shape.cores_per_worker)}
+    assert children() == before
+
+
+def test_workers_that_the_cluster_gave_up_are_started_again(tmp_path: Path) -> None:
+    import dask
+
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}), DaskExecutor(workers=2) as executor:
+        executor.task_function = Recording(tmp_path, dies={(0, 0): 1, (0, 1): 1})
+        report = executor.staged_copy([make_stage(0, 10)])
+        assert (report.tasks, report.retries) == (10, 2)
+
+
+def test_an_interrupt_ends_the_processes_that_it_started(tmp_path: Path) -> None:
+    before = children()
+    with DaskExecutor(workers=2) as executor:
+        assert list(executor.map(abs, [-1])) == [1]
+        executor.task_function = recording = Recording(tmp_path, seconds=60)
+
+        def interrupt_us() -> None:
+            wait_until(lambda: len(recording.tries()) == 2)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        interrupt = threading.Thread(target=interrupt_us)
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            executor.staged_copy([make_stage(0, 10)])
+        interrupt.join()
+        assert children() == before
+        assert recording.entries() == []
+        executor.task_function = Recording(tmp_path)
+        assert executor.staged_copy([make_stage(1, 3)]).tasks == 3, "it starts others when it is used again"
+
+
+def test_an_interrupt_waits_for_what_runs_on_a_cluster_that_was_given(client: Any, tmp_path: Path) -> None:
+    executor = DaskExecutor(client)
+    executor.task_function = recording = Recording(tmp_path, seconds=1)
+
+    def interrupt_us() -> None:
+        wait_until(lambda: len(recording.tries()) == 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupt = threading.Thread(target=interrupt_us)
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        executor.staged_copy([make_stage(0, 50)])
+    interrupt.join()
+    tried = recording.tries()
+    assert {(entry["stage"], entry["index"]) for entry in recording.entries()} == tried.keys(), "one still runs"
+    time.sleep(1.5)
+    assert recording.tries() == tried, "a task was started after the interrupt"
+    executor.task_function = Recording(tmp_path)
+    assert executor.staged_copy([make_stage(1, 3)]).tasks == 3
+
+
+def test_an_interrupt_at_the_terminal_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(_INTERRUPTED)
+    run = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        env=environment(),
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2, timeout_s=30)
+    family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+    os.killpg(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=40)
+    assert run.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
+_INTERRUPTED = """
+import pathlib, sys
+from rechunk_exec.executors import DaskExecutor
+from tests.executors.recording import Recording, make_stage
+
+if __name__ == "__main__":
+    with DaskExecutor(workers=2) as executor:
+        executor.task_function = Recording(pathlib.Path(sys.argv[1]), seconds=60)
+        executor.staged_copy([make_stage(0, 10)])
+"""
+
+
+def test_a_killed_program_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(_INTERRUPTED)
+    run = subprocess.Popen([sys.executable, script, tmp_path], env=environment(), stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2, timeout_s=30)
+    family = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.wait()
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_a_script_without_guard_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "from rechunk_exec.executors import DaskExecutor\nprint(list(DaskExecutor(workers=1).map(abs, [-1])))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, script], env=environment(), check=False, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode != 0
+    assert 'if __name__ == "__main__":' in run.stderr.splitlines()[-1] + run.stderr
+
+
+# Whole jobs.
+
+
+def test_one_stage_and_two(client: Any, tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source.zarr", (37, 41, 29), (2, 41, 29), "u4")
+    for stages, chunks, max_mem in ((1, (4, 41, 29), "10MB"), (2, (37, 5, 6), "60kB")):
+        executor = DaskExecutor(client)
+        (tmp_path / f"told-{stages}").mkdir()
+        executor.task_function = told = ToldCopy(tmp_path / f"told-{stages}", fails={(0, 1): 1}, seconds=0.01)
+        job = rx.rechunk(source, chunks, max_mem, tmp_path / f"{stages}.zarr", executor=executor, progress=False)
+        assert len(job.stages) == stages
+        assert_exact(job.execute(), source)
+        assert_kept_promises(job)
+        assert job.report is not None
+        assert (job.report.retries, job.report.executor) == (1, "dask")
+        assert all(entry["ready"] for entry in told.told()), "metadata is there before the first task"
+        for stage in range(stages - 1):
+            ends = [entry["ended"] for entry in told.told() if entry["stage"] == stage]
+            begins = [entry["began"] for entry in told.told() if entry["stage"] == stage + 1]
+            assert max(ends) <= min(begins)
+
+
+def test_a_job_by_name_and_by_client(client: Any, tmp_path: Path) -> None:
+    before = children()
+    source = make_array(tmp_path / "source.zarr", (8, 12, 12), (1, 12, 12))
+    for number, executor in enumerate(("dask", client, f"dask:{client.scheduler.address}")):
+        job = rx.rechunk(source, (8, 3, 3), "1MB", tmp_path / f"{number}.zarr", executor=executor, progress=False)
+        assert_exact(job.execute(), source)
+    assert children() == before
+
+
+def test_a_cluster_in_this_process(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source.zarr", (8, 12, 12), (1, 12, 12))
+    with running_cluster(1, 2, processes=False) as client:
+        job = rx.rechunk(source, (8, 3, 3), "1MB", tmp_path / "target.zarr", executor=client, progress=False)
+        assert_exact(job.execute(), source)
+
+
+def test_a_plan_may_take_fewer_tasks_at_once(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source.zarr", (8, 64, 64), (1, 64, 64), "f8")
+    with running_cluster(1, 4) as client:
+        narrow = rx.rechunk(source, (8, 64, 64), "1.2MB", tmp_path / "target.zarr", executor=client, progress=False)
+        assert {stage.plan.tasks_per_worker for stage in narrow.stages} == {1}, "4 at once would not fit"
+        assert_exact(narrow.execute(), source)
+
+
+# What crosses the wire, and what the scheduler sees.
+
+
+def test_keys_tell_stage_and_task_and_little_is_sent(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[tuple[str, int]] = []
+    submit = client.submit
+
+    def counting(function: Any, *arguments: Any, key: str, **options: Any) -> Any:
+        submitted.append((key, len(pickle.dumps((function, arguments)))))
+        assert options["pure"] is False
+        return submit(function, *arguments, key=key, **options)
+
+    monkeypatch.setattr(client, "submit", counting)
+    executor = DaskExecutor(client)
+    executor.task_function = Recording(tmp_path, fails={(1, 3): 1})
+    executor.staged_copy([make_stage(0, 5), make_stage(1, 5)])
+    keys = [key for key, _ in submitted]
+    assert len(set(keys)) == len(keys) == 11
+    assert sorted(key.rsplit("-", 1)[0] for key in keys) == sorted(
+        [f"rechunk_stage_{stage}-{index}" for stage in range(2) for index in range(5)] + ["rechunk_stage_1-3"]
+    )
+    assert max(size for _, size in submitted) < 2000
+    list(executor.map(length, [executor.put(bytes(3_000_000))] * 4))
+    assert max(size for _, size in submitted) < 2000
+
+
+def test_get_client_works_inside_a_task(client: Any) -> None:
+    assert list(DaskExecutor(client).map(_ask_the_cluster, [3, 4])) == [9, 16]
+
+
+# Workers that die, leave, join.
+
+
+def test_a_worker_that_is_killed_in_the_middle(tmp_path: Path) -> None:
+    with running_cluster(2) as client:
+        executor = DaskExecutor(client)
+        executor.task_function = recording = Recording(tmp_path, seconds=0.5)
+        victim = workers_of(client)[0]
+
+        def kill_one() -> None:
+            wait_until(lambda: len(recording.tries()) == 2)
+            victim.kill()
+
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        report = executor.staged_copy([make_stage(0, 6)])
+        killer.join()
+        assert (report.tasks, report.retries) == (6, 1)
+        assert sorted(recording.tries().values()) == [1, 1, 1, 1, 1, 2]
+        assert victim.pid not in {entry["pid"] for entry in recording.entries()}
+
+
+def test_a_worker_that_dies_while_idle_costs_no_try(tmp_path: Path) -> None:
+    with running_cluster(2) as client:
+        executor = DaskExecutor(client)
+        executor.task_function = recording = Recording(tmp_path, seconds=0.02)
+        executor.staged_copy([make_stage(0, 8)])
+        for worker in workers_of(client):
+            worker.kill()
+            worker.wait(5)
+        wait_until(lambda: not client.nthreads())
+        report = executor.staged_copy([make_stage(1, 8)])
+        assert (report.tasks, report.retries) == (8, 0)
+        assert set(recording.tries().values()) == {1}
+
+
+def test_a_worker_that_joins_gets_tasks_and_one_that_is_retired_gets_none(tmp_path: Path) -> None:
+    with running_cluster(1) as client:
+        executor = DaskExecutor(client)
+        assert shape_of(executor).workers == 1
+        executor.task_function = recording = Recording(tmp_path, seconds=0.1)
+        threading.Timer(0.5, client.cluster.scale, [2]).start()
+        executor.staged_copy([make_stage(0, 60)])
+        assert len({entry["pid"] for entry in recording.entries()}) == 2
+        assert shape_of(executor).workers == 2
+        client.cluster.scale(1)
+        wait_until(lambda: len(client.nthreads()) == 1)
+        assert executor.staged_copy([make_stage(1, 5)]).retries == 0
+
+
+def test_a_cluster_that_goes_away_ends_the_job(tmp_path: Path) -> None:
+    with running_cluster(2) as client:
+        executor = DaskExecutor(client)
+        executor.task_function = recording = Recording(tmp_path, seconds=0.5)
+
+        def close() -> None:
+            wait_until(lambda: len(recording.tries()) == 2)
+            client.cluster.close()
+
+        closer = threading.Thread(target=close)
+        closer.start()
+        with pytest.raises(RechunkError, match="cluster") as caught:
+            executor.staged_copy([make_stage(0, 100)])
+        closer.join()
+        assert not isinstance(caught.value, TaskError)
+
+
+def test_a_cluster_without_workers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rechunk_exec.executors.daskcluster._WAIT_S", 0.3)
+    with running_cluster(0) as client, pytest.raises(RechunkError, match="must have workers"):
+        DaskExecutor(client)
+
+
+# Workers that will not do.
+
+
+def stage_of(source: Path, target: Path, peak_bytes: int = 1) -> Stage:
+    plan = make_stage(0, 2).plan
+    return Stage(
+        number=0, plan=_with(plan, peak_bytes), source=ArrayRef(store=str(source)), target=ArrayRef(store=str(target))
+    )
+
+
+def _with(plan: Any, peak_bytes: int) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(plan, peak_bytes=peak_bytes)
+
+
+def test_other_versions_of_zarr_are_told(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = sight.versions()
+    monkeypatch.setattr(sight, "versions", _Versions(ours, zarr="3.9.9"))
+    executor = DaskExecutor(client)
+    executor.task_function = Recording(tmp_path)
+    notes = executor.staged_copy([make_stage(0, 1)]).notes
+    assert len(notes) == 2
+    assert all(f"zarr {ours['zarr']} there and 3.9.9 here" in note for note in notes)
+
+
+def test_another_version_of_this_package_is_refused(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sight, "versions", _Versions(sight.versions(), rechunk_exec="9.9"))
+    with pytest.raises(RechunkError, match=r"rechunk_exec .* there and 9\.9 here on worker tcp://.*install it"):
+        DaskExecutor(client)
+
+
+def test_workers_without_this_package_are_refused(tmp_path: Path) -> None:
+    """Those of a scheduler and a worker started in an environment where it cannot be imported."""
+    with running_cluster(1) as client:
+        client.run(_hide_the_package)
+        with pytest.raises(RechunkError, match=r"ModuleNotFoundError|No module named|rechunk_exec"):
+            DaskExecutor(client)
+
+
+def test_paths_that_workers_do_not_see(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = DaskExecutor(client)
+    source = make_array(tmp_path / "source.zarr", (8, 12, 12), (1, 12, 12))
+    job = rx.rechunk(source, (8, 3, 3), "1MB", tmp_path / "new" / "t.zarr", executor=executor, progress=False)
+    executor.check_stages(job.stages)
+    hidden = sight.Landmarks(paths=("/not/on/workers",), arrays=(ArrayRef(store="/not/there/either"),))
+    monkeypatch.setattr(sight.Landmarks, "of", lambda stages: hidden)
+    with pytest.raises(StorageError, match=r"worker tcp://.* does not see /not/on/workers") as caught:
+        job.execute()
+    assert "/not/there/either" in str(caught.value)
+    assert not (tmp_path / "new").exists(), "nothing was written"
+
+
+def test_landmarks_are_what_exists_here(tmp_path: Path) -> None:
+    make_array(tmp_path / "source.zarr", (8, 12), (1, 12))
+    landmarks = sight.Landmarks.of([stage_of(tmp_path / "source.zarr", tmp_path / "a" / "b" / "target.zarr")])
+    assert landmarks == sight.Landmarks(paths=(str(tmp_path / "source.zarr"), str(tmp_path)), arrays=())
+    assert sight.unseen(landmarks) == ()
+    gone = sight.Landmarks(paths=(str(tmp_path / "gone"),), arrays=(ArrayRef(store=f"file://{tmp_path}/gone"),))
+    assert len(sight.unseen(gone)) == 2
+
+
+def test_stores_in_memory_are_refused(client: Any) -> None:
+    import zarr
+
+    plan = make_stage(0, 2).plan
+    memory = ArrayRef(store=zarr.storage.MemoryStore())
+    stage = Stage(number=0, plan=plan, source=ArrayRef(store="/nowhere"), target=memory)
+    for executor in (DaskExecutor(client), DaskExecutor(workers=1)):
+        with pytest.raises(StorageError, match="'dask' needs stores that its worker processes see too"):
+            executor.check_stages([stage])
+
+
+def test_the_memory_limit_of_workers_is_checked(tmp_path: Path) -> None:
+    with running_cluster(2, memory_limit="1GB") as client:
+        executor = DaskExecutor(client)
+        executor.check_stages([stage_of(tmp_path, tmp_path, 100_000_000)])
+        with pytest.raises(PlanError, match=r"\(2000000000 bytes\).*\(1000000000 bytes\) on worker tcp"):
+            executor.check_stages([stage_of(tmp_path, tmp_path, 2_000_000_000)])
+        with pytest.raises(PlanError, match=r"\(795000000 bytes\).*80% where dask pauses it"):
+            executor.check_stages([stage_of(tmp_path, tmp_path, 795_000_000)])
+    with running_cluster(1, memory_limit=None) as client:
+        DaskExecutor(client).check_stages([stage_of(tmp_path, tmp_path, 10**15)])
+
+
+def test_what_it_was_sent_is_forgotten_with_its_handle(client: Any) -> None:
+    executor = DaskExecutor(client)
+    handle = executor.put(bytes(1000))
+    token = handle.token
+    assert list(executor.map(length, [handle] * 6)) == [1000] * 6
+    assert any(client.run(_has_arrived, token).values())
+    del handle
+    assert list(executor.map(abs, range(-20, 0))) == list(range(20, 0, -1))
+    assert not any(client.run(_has_arrived, token).values())
+
+
+def test_an_object_is_sent_again_to_a_worker_that_lost_it(client: Any) -> None:
+    executor = DaskExecutor(client)
+    handle = executor.put(bytes(1000))
+    assert list(executor.map(length, [handle] * 6)) == [1000] * 6
+    client.run(_forget, handle.token)
+    assert list(executor.map(length, [handle] * 6)) == [1000] * 6
+
+
+def test_a_cluster_is_looked_at_now_and_then_only(client: Any) -> None:
+    cluster = DaskCluster(client, size=1, cores=1)
+    assert len(cluster.members) == 2
+    cluster.members.clear()
+    assert cluster.look(every_s=60) == []
+    assert not cluster.members
+    cluster.look()
+    assert len(cluster.members) == 2
+
+
+class _Versions:
+    """Stands for :func:`sight.versions` here; workers, which unpickle it as the real one, give the real ones."""
+
+    def __init__(self, real: dict[str, str], **changed: str) -> None:
+        self.here = {**real, **changed}
+
+    def __call__(self) -> dict[str, str]:
+        return self.here
+
+    def __reduce__(self) -> Any:
+        return getattr, (sight, "versions")
+
+
+def _keys(dask_scheduler: Any) -> list[str]:
+    return list(dask_scheduler.tasks)
+
+
+def _limits(number: int) -> tuple[str, int]:
+    import zarr
+
+    time.sleep(0.05)
+    return os.environ["OMP_NUM_THREADS"], zarr.config.get("threading.max_workers")
+
+
+def _ask_the_cluster(number: int) -> int:
+    distributed: Any = importlib.import_module("distributed")
+    client = distributed.get_client()
+    distributed.secede()
+    future = client.submit(pow, number, 2)
+    answer: int = future.result()
+    return answer
+
+
+def _hide_the_package() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "rechunk_exec"]:
+        sys.modules[name] = None  # type: ignore[assignment]
+    sys.modules["rechunk_exec"] = None  # type: ignore[assignment]
+
+
+def _has_arrived(token: str) -> bool:
+    from rechunk_exec.executors.shared import ARRIVALS
+
+    return ARRIVALS.find(token) is not None
+
+
+def _forget(token: str) -> None:
+    from rechunk_exec.executors.shared import ARRIVALS
+
+    ARRIVALS.forget(token)
