@@ -274,7 +274,7 @@ def set_in_stage(name: str, value: object) -> Callable[[Any], None]:
         (lambda document: document.update(job="../../up"), "a job's name"),
         (lambda document: document.update(rechunk_exec=7), "got 7"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_an_edited_job_is_refused_and_nothing_is_written(
     tmp_path: Path, source: ZarrArray, edit: Callable[[Any], object], problem: str
