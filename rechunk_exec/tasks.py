@@ -69,8 +69,8 @@ class ArrayRef:
                 f"an array's path inside its store must be names with / between them; got {self.path!r}; leave out "
                 "what is empty, '.' or '..'"
             )
-        if "\0" in self.path or (isinstance(self.store, str) and "\0" in self.store):
-            raise SerializationError(f"a path holds no NUL character; got {self.store!r} and {self.path!r}")
+        if "\0" in self.path:
+            raise SerializationError(f"an array's path inside its store holds no NUL character; got {self.path!r}")
         secret = next(filter(is_secret, self.storage_options), None)
         if secret is not None:
             raise SerializationError(
@@ -105,7 +105,7 @@ class ArrayRef:
             named = scheme in DOCUMENT_SCHEMES and "::" not in place and ".." not in place.split("/")
         else:
             named = store.startswith("/") and os.path.normpath(store) == store
-        if not named:
+        if not named or "\0" in store:
             raise SerializationError(
                 "a store in a document must be an absolute path without '.' and '..', or one URL that begins with one "
                 f"of {', '.join(DOCUMENT_SCHEMES)}; got {store!r}; give such a one, or send the task by pickle"

@@ -281,7 +281,7 @@ STRANGE = [
     *("file:///etc", "file://localhost/etc", "local:///etc", "simplecache::s3://b/a", "s3://b/a::file:///etc"),
     *("filecache::file:///etc", "reference://", "reference::/refs.json", "zip://a::file:///b.zip", "zip:///b.zip"),
     *("dir:///etc", "cached:///a", "github://o:r@/a", "git:///repo", "jupyter://h/a", "libarchive:///a", "dask://a"),
-    *("s3://b/../a", "http://h/a/../../b", "S3://b/a", "://a", "ssh+x://h/a", "py:os.system", "file:///etc\0"),
+    *("s3://b/../a", "http://h/a/../../b", "S3://b/a", "://a", "ssh+x://h/a", "py:os.system", "/data\0", "s3://b\0"),
 ]
 
 
