@@ -198,8 +198,15 @@ def _record(work: Undertaking) -> JobRecord:
         fingerprint=work.fingerprint,
         plan=work.plan,
         begun=utc_now() if work.resumed is None else work.resumed.begun,
-        package=metadata.version("rechunk_exec"),
+        package=_package_version(),
     )
+
+
+def _package_version() -> str:
+    try:
+        return metadata.version("rechunk_exec")
+    except metadata.PackageNotFoundError:  # it is on the path, and not installed
+        return "unknown"
 
 
 def _create_intermediates(work: Undertaking, stages: Sequence[Stage]) -> None:
