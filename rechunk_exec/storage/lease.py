@@ -55,7 +55,7 @@ class Claim:
     """The machine since its last start, and the container: process numbers mean the same only within one."""
     pid: int
     pid_began: float
-    """When the process began, in seconds since 1970: numbers are used again."""
+    """When the process began, in seconds since the machine's last start: numbers are used again."""
     began: float
     """When the driver began with the job, in seconds since 1970."""
     beat: float
@@ -74,7 +74,7 @@ class Claim:
         try:
             process = psutil.Process(self.pid)
             # One that nobody has waited for holds its number, and does nothing any more.
-            return abs(process.create_time() - self.pid_began) > 1 or process.status() == psutil.STATUS_ZOMBIE
+            return abs(process_began(process) - self.pid_began) > 1 or process.status() == psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no number of a process
             return True
         except psutil.Error:
@@ -149,6 +149,11 @@ class Lease:
         return f"{_FOLDER}/{self._claim.driver}"
 
 
+def process_began(process: psutil.Process) -> float:
+    """Return when a process began, in seconds since the machine's last start, which no setting of clocks changes."""
+    return process.create_time() - psutil.boot_time()
+
+
 def running_driver(ref: ArrayRef) -> Claim | None:
     """Return the claim of the driver that runs the job on a target now, or None if none does."""
     claims = _claims(Documents(ref, read_only=True), besides="")
@@ -178,7 +183,7 @@ def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
         host=platform.node(),
         system=_system(),
         pid=os.getpid(),
-        pid_began=psutil.Process().create_time(),
+        pid_began=process_began(psutil.Process()),
         began=now,
         beat=now,
     )

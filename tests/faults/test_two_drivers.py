@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import pytest
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
@@ -161,7 +162,7 @@ def test_the_claim_of_a_process_that_has_ended_is_taken_at_once(
 ) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    claim_of(tmp_path / "target", pid=ended.pid, pid_began=time.time() - 5)
+    claim_of(tmp_path / "target", pid=ended.pid, pid_began=5.0)
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     assert same_bits(elements(copy_to(source, tmp_path / "target")), elements(source))
@@ -171,9 +172,7 @@ def test_the_claim_of_a_process_that_has_ended_is_taken_at_once(
 
 def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path: Path, source: ZarrArray) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as zombie:
-        import psutil
-
-        claim_of(tmp_path / "target", pid=zombie.pid, pid_began=psutil.Process(zombie.pid).create_time())
+        claim_of(tmp_path / "target", pid=zombie.pid, pid_began=lease.process_began(psutil.Process(zombie.pid)))
         with pytest.raises(rx.TargetExistsError, match=rf"process {zombie.pid} on"):
             copy_to(source, tmp_path / "target")
         os.kill(zombie.pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def some(place: Path) -> None:
         (place / name).unlink()
 
 
-def metadata(place: Path) -> None:
+def metadata_document(place: Path) -> None:
     (place / "zarr.json").unlink()
 
 
@@ -126,7 +127,7 @@ def whole_store(place: Path) -> None:
     shutil.rmtree(place.parents[1])
 
 
-@pytest.mark.parametrize("loss", [some, metadata, chunks, folder_of_it, folder_above, whole_store])
+@pytest.mark.parametrize("loss", [some, metadata_document, chunks, folder_of_it, folder_above, whole_store])
 @pytest.mark.parametrize("done", [5, FIRST, FIRST + 1, FIRST + SECOND - 1])
 def test_an_intermediate_that_somebody_removed_is_made_again(
     done: int, loss: Callable[[Path], None], tmp_path: Path, source: ZarrArray
@@ -179,6 +180,20 @@ def test_groups_above_a_target_that_a_kill_left_out_are_made(
     job(source, tmp_path, **options).execute()
     group: Any = zarr.open_group(tmp_path / "target", mode="r")
     assert same_bits(elements(group["layers"]["a"]), elements(source))
+
+
+def test_a_package_that_is_on_the_path_and_not_installed_works(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = metadata.version
+
+    def not_found(name: str) -> str:
+        if name == "rechunk_exec":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", not_found)
+    assert_exact(job(source, tmp_path, "fail").execute(), source)
 
 
 def test_flipped_bits_keep_their_size_and_are_found_by_verification(tmp_path: Path, source: ZarrArray) -> None:

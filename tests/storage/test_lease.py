@@ -32,7 +32,7 @@ def own_claim(**fields: object) -> Claim:
         host="elsewhere",
         system=lease._system(),
         pid=os.getpid(),
-        pid_began=psutil.Process().create_time(),
+        pid_began=lease.process_began(psutil.Process()),
         began=now,
         beat=now,
     )
@@ -61,11 +61,20 @@ def test_a_process_that_runs_is_not_dead() -> None:
     assert not own_claim().is_dead()
 
 
+def test_a_clock_that_is_set_does_not_make_a_process_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the system calls the time of its start moves with the clock, and with it the times of all processes.
+    claim = own_claim()
+    created, booted = psutil.Process().create_time(), psutil.boot_time()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: created + 3600)
+    monkeypatch.setattr(psutil, "boot_time", lambda: booted + 3600)
+    assert not claim.is_dead()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         lambda: {"pid": ended_process()},
-        lambda: {"pid_began": psutil.Process().create_time() - 60},
+        lambda: {"pid_began": lease.process_began(psutil.Process()) - 60},
         lambda: {"pid": -1},
         lambda: {"pid": 2**62},
     ],
@@ -78,7 +87,7 @@ def test_a_process_that_is_gone_is_dead(fields: Callable[[], dict[str, object]])
 def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
     # A driver killed in a container whose first process waits for nobody kept its claim for ever.
     process = subprocess.Popen([sys.executable, "-c", ""])
-    began = psutil.Process(process.pid).create_time()
+    began = lease.process_began(psutil.Process(process.pid))
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert own_claim(pid=process.pid, pid_began=began).is_dead()
