@@ -9,11 +9,13 @@
 from __future__ import annotations
 
 from rechunk_exec.api import rechunk, status, verify
+from rechunk_exec.batch import failed_jobs, finalize_jobs, run_job
 from rechunk_exec.copy import run_task
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import (
     BudgetError,
     MissingExtraError,
+    NotReadyError,
     PlanError,
     RechunkError,
     ResumeError,
@@ -23,7 +25,7 @@ from rechunk_exec.errors import (
     TaskError,
 )
 from rechunk_exec.executors import staged_copy
-from rechunk_exec.job import Rechunked
+from rechunk_exec.job import Rechunked, write_jobs
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan, StagePlan
 from rechunk_exec.results import CopyReport, TaskResult
@@ -39,6 +41,7 @@ __all__ = [
     "CostModel",
     "JobStatus",
     "MissingExtraError",
+    "NotReadyError",
     "Plan",
     "PlanError",
     "RechunkError",
@@ -52,10 +55,14 @@ __all__ = [
     "TaskError",
     "TaskResult",
     "VerifyReport",
+    "failed_jobs",
+    "finalize_jobs",
     "plan_rechunk",
     "rechunk",
+    "run_job",
     "run_task",
     "staged_copy",
     "status",
     "verify",
+    "write_jobs",
 ]

@@ -8,6 +8,7 @@
     ├── TargetExistsError (FileExistsError)
     ├── StorageError                     a store or its metadata failed
     ├── TaskError                        a task failed for good; .stage, .index
+    ├── NotReadyError                    an earlier stage, or a task, is not done yet
     ├── ResumeError                      what is there is not what was begun
     ├── MissingExtraError (ImportError)  an optional package is not installed
     └── SerializationError               a value cannot travel, or what came is not ours
@@ -95,6 +96,10 @@ class TaskError(RechunkError):
         super().__init__(message)
         self.stage = stage
         self.index = index
+
+
+class NotReadyError(RechunkError):
+    """What was asked for comes after tasks that are not done yet. Nothing was written."""
 
 
 class ResumeError(RechunkError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 import uuid
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 import zarr
 
-from rechunk_exec import executors, storage
+from rechunk_exec import batch, executors, storage
 from rechunk_exec.errors import RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.keeper import Keeper
@@ -30,10 +31,11 @@ from rechunk_exec.preparation import (
 )
 from rechunk_exec.report.progress import progress as progress_display
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
+from rechunk_exec.resuming import take_back
 from rechunk_exec.sizes import format_bytes
 from rechunk_exec.storage import FinishedRecord, JobRecord
 from rechunk_exec.tasks import CopyTask, Stage
-from rechunk_exec.verification import VerifyReport, verify_copied
+from rechunk_exec.verification import verify_copied
 
 logger = logging.getLogger("rechunk_exec")
 
@@ -135,9 +137,7 @@ class Rechunked:
         ResumeError
             If the job that was to go on was replaced since it was planned.
         """
-        if self._begun:
-            raise RechunkError("a job is executed once, and this one was; plan it again with rechunk() to run it again")
-        self._begun = True
+        self._refuse_twice()
         parts = self._parts
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
@@ -165,6 +165,72 @@ class Rechunked:
                 raise
         self.report = replace(report, notes=(*parts.design.notes, *report.notes))
         return self._open_target()
+
+    def write_jobs(self, jobs: str | os.PathLike[str]) -> int:
+        """Create the arrays, and write the tasks that are left to a file, one line of JSON each; none is run.
+
+        The lines are run by :func:`rechunk_exec.run_job`, wherever the stores are seen, and the job is ended by
+        :func:`rechunk_exec.finalize_jobs`; until then its target is unfinished. Where nothing is left it is ended at
+        once, and the file is empty.
+
+        Parameters
+        ----------
+        jobs : str or os.PathLike
+            A path, or the URL of an object. With the modes ``overwrite`` and ``resume``, what is there is replaced.
+
+        Returns
+        -------
+        int
+            Number of lines.
+
+        Raises
+        ------
+        SerializationError
+            If an array has no name by which another process opens it, such as one in memory.
+        StorageError
+            If the target takes no documents, the file cannot be written, or arrays cannot be created.
+        TargetExistsError, ResumeError
+            As for :meth:`execute`.
+        """
+        self._refuse_twice()
+        parts, name = self._parts, os.fspath(jobs)
+        target = parts.places.target
+        work = replace(self._work, stages=tuple(replace(stage, journal=target) for stage in self.stages))
+        with contextlib.ExitStack() as stack:
+            if parts.owned and hasattr(parts.executor, "close"):
+                stack.callback(parts.executor.close)
+            stack.enter_context(_ended_by_sigterm())
+            batch.refuse_unnamed(work.stages)
+            temp = work.temp if work.intermediates else None
+            batch.refuse_inside(name, [parts.places.source, target, *([] if temp is None else [temp])])
+            refuse_what_is_there(work)
+            lease = stack.enter_context(storage.sole_writer(target))
+            lines = stack.enter_context(batch.open_lines(name, replace_it=parts.mode != "fail"))
+            if parts.resumed is not None and storage.read_finished(target) is not None:
+                self._nothing_left()
+                return 0
+            begun = begin(work, lease)
+            self.stages = begun.stages
+            try:
+                done = [sum(result.stage == stage.number for result in begun.done) for stage in begun.stages]
+                batch.note_lines(target, begun.stages, temp=temp, done=done)
+                count = batch.write_lines(lines, begun.stages)
+                if not count:
+                    self._finish_without_lines(begun, lease)
+            except BaseException as error:
+                self._tell_what_is_left(error, begun)
+                raise
+        return count
+
+    def _finish_without_lines(self, begun: Begun, lease: storage.Lease) -> None:
+        report = CopyReport(executor="batch", results=(), seconds=0.0)
+        self._verify(begun, report)
+        self._finish(begun, report, lease)
+
+    def _refuse_twice(self) -> None:
+        if self._begun:
+            raise RechunkError("a job is executed once, and this one was; plan it again with rechunk() to run it again")
+        self._begun = True
 
     def _nothing_left(self) -> zarr.Array[Any]:
         """The end of a job that had ended before."""
@@ -212,28 +278,12 @@ class Rechunked:
         results = (*begun.done, *report.results)
         found = verify_copied(self._work.stages, results, parts.executor, self.plan.max_mem)
         if not found.ok:
-            self._take_back(begun, report, found)
+            if begun.journal is not None:
+                take_back(begun.journal, self._work.stages[-1], results, found)
             raise RechunkError(
                 f"the target must hold the source's bits; {found}; the target is {parts.places.target}; "
                 "give mode='resume' to copy again what differs"
             )
-
-    def _take_back(self, begun: Begun, report: CopyReport, found: VerifyReport) -> None:
-        """Have the journal say that what differs is not done, nor what it was made of."""
-        if begun.journal is None:
-            return
-        last = self._work.stages[-1]
-        bad = {
-            number
-            for number in range(last.tasks)
-            for start, stop in [last.box(number)]
-            if any(_overlap(start, stop, box.start, box.stop) for box in found.differing)
-        }
-        begun.journal.replace(
-            result
-            for result in (*begun.done, *report.results)
-            if result.stage == last.number and result.index not in bad
-        )
 
     def _finish(self, begun: Begun, report: CopyReport, lease: storage.Lease) -> None:
         target = self._parts.places.target
@@ -285,16 +335,17 @@ def _tells(executor: Executor) -> bool:
     return not getattr(executor, "needs_records", False)
 
 
-def _overlap(start: Sequence[int], stop: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
-    return all(a < d and c < b for a, b, c, d in zip(start, stop, low, high, strict=True))
-
-
 def _all_of(listeners: Sequence[OnEvent]) -> OnEvent:
     def tell(event: Event) -> None:
         for listener in listeners:
             listener(event)
 
     return tell
+
+
+def write_jobs(job: Rechunked, jobs: str | os.PathLike[str]) -> int:
+    """Write the tasks of a planned job to a file, one line of JSON each; see :meth:`Rechunked.write_jobs`."""
+    return job.write_jobs(jobs)
 
 
 @contextlib.contextmanager

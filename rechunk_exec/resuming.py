@@ -17,6 +17,7 @@ from rechunk_exec.grid import Box, Grid, clip
 from rechunk_exec.plans import StagePlan
 from rechunk_exec.results import TaskResult
 from rechunk_exec.tasks import ArrayRef, Stage
+from rechunk_exec.verification import VerifyReport
 
 Results = Mapping[tuple[int, int], TaskResult]
 
@@ -56,6 +57,27 @@ def what_is_left(stages: Sequence[Stage], results: Results) -> Remainder:
             if number == stage.number and index not in missing and 0 <= index < stage.tasks
         ]
     return Remainder(tuple(left), tuple(done))
+
+
+def take_back(journal: storage.Journal, last: Stage, results: Iterable[TaskResult], found: VerifyReport) -> None:
+    """Have the journal say that what differs is not done, nor what it was made of.
+
+    Parameters
+    ----------
+    journal : Journal
+    last : Stage
+        The last stage of the job, whole.
+    results : iterable of TaskResult
+        Of all tasks of the job.
+    found : VerifyReport
+    """
+    bad = {
+        number
+        for number in range(last.tasks)
+        for start, stop in [last.box(number)]
+        if any(_overlap(start, stop, box.start, box.stop) for box in found.differing)
+    }
+    journal.replace(result for result in results if result.stage == last.number and result.index not in bad)
 
 
 def refuse_other_job(
@@ -102,6 +124,10 @@ def refuse_other_plan(
             f"a job goes on by the plan that it was begun with; the one recorded at {target} was changed: "
             f"{'; '.join(wrong)}; nothing was touched; give mode='overwrite' to begin anew"
         )
+
+
+def _overlap(start: Sequence[int], stop: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:
+    return all(a < d and c < b for a, b, c, d in zip(start, stop, low, high, strict=True))
 
 
 def _is_done(stage: Stage, result: TaskResult | None, presence: storage.Presence) -> bool:

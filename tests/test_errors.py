@@ -12,6 +12,7 @@ from rechunk_exec import errors
 from rechunk_exec.errors import (
     BudgetError,
     MissingExtraError,
+    NotReadyError,
     PlanError,
     RechunkError,
     ResumeError,
@@ -28,6 +29,7 @@ TREE: dict[type[RechunkError], tuple[type[BaseException], ...]] = {
     TargetExistsError: (RechunkError, FileExistsError),
     StorageError: (RechunkError,),
     TaskError: (RechunkError,),
+    NotReadyError: (RechunkError,),
     ResumeError: (RechunkError,),
     MissingExtraError: (RechunkError, ImportError),
     SerializationError: (RechunkError,),
@@ -39,6 +41,7 @@ EXAMPLES = [
     TargetExistsError("what happened"),
     StorageError("what happened"),
     TaskError("what happened", stage=1, index=7),
+    NotReadyError("what happened"),
     ResumeError("what happened"),
     MissingExtraError("distributed", "dask"),
     SerializationError("what happened"),

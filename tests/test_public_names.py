@@ -13,6 +13,7 @@ def test_the_public_names_are_those_of_the_contract() -> None:
         "CostModel",
         "JobStatus",
         "MissingExtraError",
+        "NotReadyError",
         "Plan",
         "PlanError",
         "RechunkError",
@@ -26,12 +27,16 @@ def test_the_public_names_are_those_of_the_contract() -> None:
         "TaskError",
         "TaskResult",
         "VerifyReport",
+        "failed_jobs",
+        "finalize_jobs",
         "plan_rechunk",
         "rechunk",
+        "run_job",
         "run_task",
         "staged_copy",
         "status",
         "verify",
+        "write_jobs",
     ]
 
 

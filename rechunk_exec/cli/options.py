@@ -187,7 +187,11 @@ def executor_options(command: Callable[..., int]) -> Callable[..., int]:
 
 def job_options(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command the options of :class:`JobOptions`."""
-    command = executor_options(command)
+    return plan_options(executor_options(command))
+
+
+def plan_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options of :class:`JobOptions`, but for those of executors."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from rechunk_exec.errors import PlanError, RechunkError
+from rechunk_exec.errors import NotReadyError, PlanError, RechunkError
 
 
 class ExitCode(IntEnum):
@@ -53,9 +53,20 @@ def reporting_errors(command: Callable[..., ExitCode | None]) -> Callable[..., E
             if as_json:
                 print_json({"error": error_document(error)})
             click.echo(f"rechunk-exec: {error_message(error)}", err=True)
-            return ExitCode.NO_PLAN if isinstance(error, PlanError) else ExitCode.FAILED
+            return exit_code(error)
 
     return run
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The exit code that tells of an error.
+
+    >>> exit_code(PlanError("chunks are positive; got 0"))
+    <ExitCode.NO_PLAN: 3>
+    """
+    if isinstance(error, PlanError):
+        return ExitCode.NO_PLAN
+    return ExitCode.NOT_READY if isinstance(error, NotReadyError) else ExitCode.FAILED
 
 
 def error_message(error: BaseException) -> str:

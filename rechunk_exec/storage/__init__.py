@@ -18,6 +18,7 @@ from math import prod
 from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
+from rechunk_exec.storage.batch import BatchNotes, BatchRecord
 from rechunk_exec.storage.create import Design, TargetWishes, complete, create, design_intermediate, design_target
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
@@ -30,6 +31,7 @@ from rechunk_exec.storage.journal import (
     read_job,
 )
 from rechunk_exec.storage.lease import BEAT_S, STALE_S, Claim, Lease, running_driver, sole_writer
+from rechunk_exec.storage.lines import LinesFile, LinesWriter
 from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
 from rechunk_exec.storage.places import (
@@ -68,6 +70,8 @@ __all__ = [
     "MERGED_AT_ONCE",
     "STALE_S",
     "ArrayRef",
+    "BatchNotes",
+    "BatchRecord",
     "Claim",
     "Design",
     "Fingerprint",
@@ -77,6 +81,8 @@ __all__ = [
     "JobRecord",
     "Journal",
     "Lease",
+    "LinesFile",
+    "LinesWriter",
     "Moved",
     "Presence",
     "Region",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from rechunk_exec.tasks import ArrayRef
 PREFIX = ".rechunk_exec"
 
 _ENDING = ".json"
+_REQUESTS = 16
+"""How many documents are asked for at once of a store that is no local disk."""
 _LOOKS = 2
 """How often a folder is listed at least, while others may write to it."""
 
@@ -61,12 +64,15 @@ class Documents:
         content = self._objects.read(f"{PREFIX}/{name}{_ENDING}", lambda size: memoryview(bytearray(size)))
         return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
-    def names(self, folder: str = "") -> list[str]:
-        """Return the names of the documents in a folder, in order."""
+    def names(self, folder: str = "", *, filled: bool = False) -> list[str]:
+        """Return the names of the documents in a folder, in order; only those that hold something if ``filled``.
+
+        Other stores than a local disk put a document whole or not at all: there all count as filled.
+        """
+        local = local_path(self._ref)
+        names = self._list(folder) if not filled or local is None else _filled(local / PREFIX / folder)
         return sorted(
-            name.removesuffix(_ENDING)
-            for name in self._list(folder)
-            if name.endswith(_ENDING) and not name.startswith(".")
+            name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING) and not name.startswith(".")
         )
 
     def folders(self) -> list[str]:
@@ -84,9 +90,18 @@ class Documents:
         looks, gone = 0, True
         while looks < _LOOKS or gone:
             new = [name for name in self.names(folder) if name not in texts]
-            texts |= {name: self.read(f"{folder}/{name}") for name in new}
+            texts |= self._read_several(folder, new)
             looks, gone = looks + 1, any(texts[name] is None for name in new)
         return {name: text for name, text in texts.items() if text is not None}
+
+    def _read_several(self, folder: str, names: list[str]) -> dict[str, str | None]:
+        def read(name: str) -> str | None:
+            return self.read(f"{folder}/{name}")
+
+        if local_path(self._ref) is not None or len(names) < 2:
+            return {name: read(name) for name in names}
+        with ThreadPoolExecutor(_REQUESTS) as pool:  # each waits for the store, not for the processor
+            return dict(zip(names, pool.map(read, names), strict=True))
 
     def delete(self, name: str) -> None:
         """Remove a document if it is there."""
@@ -148,6 +163,17 @@ def forget_listings(store: Store) -> None:
 async def _names(store: Store, folder: str) -> list[str]:
     names: AsyncIterator[str] = store.list_dir(folder)
     return [name.rstrip("/").rpartition("/")[2] async for name in names]
+
+
+def _filled(folder: Path) -> list[str]:
+    """Return the names of the files in a folder that are not empty, as a power cut leaves them."""
+    names = []
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # gone since
+                if entry.stat().st_size:
+                    names.append(entry.name)
+    return names
 
 
 def _flush(root: Path, key: str) -> None:

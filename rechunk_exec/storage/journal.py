@@ -6,6 +6,7 @@ It is a few documents (:mod:`.documents`) in the target's own folder, on every k
     .rechunk_exec/drivers/<driver>.json    who runs it now (see :mod:`.lease`)
     .rechunk_exec/<job>/done/*.json        results of tasks, some or many in one document
     .rechunk_exec/<job>/failed/*.json      tasks that have failed for good
+    .rechunk_exec/<job>/batch.json         what lines of a file of jobs need to know (see :mod:`.batch`)
     .rechunk_exec/finished.json            the job has ended; written last of all
 
 Any number of processes and machines may add results at the same time, because each document has a name of its own and
@@ -163,6 +164,33 @@ class Journal:
             for result in self._results(name, text)
         }
 
+    def done(self) -> set[tuple[int, int]]:
+        """Return the tasks that are done, by stage and number.
+
+        Cheaper than :meth:`results` where there are many documents: what holds the result of one task is not read, for
+        its name says of which.
+        """
+        while True:
+            names = self._documents.names(f"{self.job}/done", filled=True)
+            tasks = {name: _task_of(name) for name in names}
+            done = {task for task in tasks.values() if task is not None}
+            texts = {name: self._documents.read(f"{self.job}/done/{name}") for name, task in tasks.items() if not task}
+            if all(text is not None for text in texts.values()):  # else a driver has just merged some
+                break
+        for name, text in texts.items():
+            if text:
+                done |= {(result.stage, result.index) for result in self._results(name, text)}
+        return done
+
+    def count_done(self, stage: int) -> int:
+        """Return how many tasks of a stage have left a document of their own. Reads none."""
+        names = self._documents.names(f"{self.job}/done", filled=True)
+        return sum(task is not None and task[0] == stage for task in map(_task_of, names))
+
+    def has_result(self, stage: int, index: int) -> bool:
+        """Whether a task has left a document of its own."""
+        return bool(self._documents.read(f"{self.job}/done/0-{stage}-{index}"))
+
     def merge(self) -> None:
         """Make one document of many, where there are many. For the one driver of the job only."""
         names = self._documents.names(f"{self.job}/done")
@@ -180,8 +208,12 @@ class Journal:
         """Note a task that has failed for good."""
         self._documents.write(f"{self.job}/failed/{failure.stage}-{failure.index}", wire.to_json(failure))
 
+    def forget_failure(self, stage: int, index: int) -> None:
+        """Forget that a task has failed: it is done."""
+        self._documents.delete(f"{self.job}/failed/{stage}-{index}")
+
     def failures(self) -> tuple[TaskFailure, ...]:
-        """Return the tasks that have failed for good and were not done since, by stage and number."""
+        """Return the tasks that have failed for good, by stage and number."""
         texts = self._documents.read_all(f"{self.job}/failed")
         failures = []
         for name, text in texts.items():
@@ -216,6 +248,14 @@ class Journal:
 def _level(name: str) -> int:
     level = name.partition("-")[0]
     return int(level) if level.isdecimal() else 0
+
+
+def _task_of(name: str) -> tuple[int, int] | None:
+    """Return the stage and number of the task whose result alone is in a document; None if there are several."""
+    level, *numbers = name.split("-")
+    if level != "0" or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        return None
+    return int(numbers[0]), int(numbers[1])
 
 
 def _damaged(name: str, error: Exception) -> ResumeError:

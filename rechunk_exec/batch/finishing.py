@@ -1,0 +1,203 @@
+"""What is left of a file of jobs, and the end of its job. Layer: batch."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rechunk_exec import storage
+from rechunk_exec.batch.jobsfile import JobsFile
+from rechunk_exec.batch.prepared import Prepared, prepared
+from rechunk_exec.errors import NotReadyError, RechunkError
+from rechunk_exec.preparation import utc_now
+from rechunk_exec.results import TaskFailure
+from rechunk_exec.resuming import take_back
+from rechunk_exec.status import JobStatus, read_status
+from rechunk_exec.storage import FinishedRecord
+from rechunk_exec.verification import verify_copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """Lines that are not done."""
+
+    stage: int | None
+    """Of which stage; None if all stages are done."""
+    indices: tuple[int, ...]
+    """Their numbers: in the file, or in the stage if that was asked for."""
+    failures: tuple[TaskFailure, ...]
+    """What those that failed have left."""
+
+    def __str__(self) -> str:
+        return format_indices(self.indices)
+
+
+def format_indices(indices: Sequence[int]) -> str:
+    """Return numbers as schedulers take them.
+
+    Examples
+    --------
+    >>> format_indices([3, 7, 8, 9])
+    '3,7-9'
+    """
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index - 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def failed_jobs(jobs: str | os.PathLike[str], *, stage: int | None = None) -> tuple[int, ...]:
+    """Return the lines to run again: those that have failed, and those of which nothing is known, such as killed ones.
+
+    Parameters
+    ----------
+    jobs : str or os.PathLike
+        The file of jobs.
+    stage : int, optional
+        Look at the lines of this stage, and count within it. None looks at the first stage that is not done, and counts
+        from the beginning of the file.
+
+    Returns
+    -------
+    tuple of int
+        Their numbers, from 0. Lines that are running now are among them.
+
+    Raises
+    ------
+    StorageError, ResumeError, SerializationError
+        As for :func:`run_job`.
+    """
+    return unfinished_lines(jobs, stage=stage).indices
+
+
+def unfinished_lines(jobs: str | os.PathLike[str], *, stage: int | None = None) -> Unfinished:
+    """Return the lines that are not done, with the errors of those that failed; see :func:`failed_jobs`."""
+    file = JobsFile(jobs)
+    job = _job_of(file)
+    if job is None or job.finished:
+        return Unfinished(stage=stage, indices=(), failures=())
+    done = job.journal.done()
+    before = 0 if stage is None else file.first_of_stage(stage)
+    after = len(file) if stage is None else file.first_of_stage(stage + 1)
+    left = [(number, *key) for number, *key in file.numbers(before, after) if tuple(key) not in done]
+    wanted = min((own for _, own, _ in left), default=stage)
+    keys = {(own, index) for _, own, index in left if own == wanted}
+    return Unfinished(
+        stage=wanted,
+        indices=tuple(number - before for number, own, _ in left if own == wanted),
+        failures=tuple(one for one in job.journal.failures() if (one.stage, one.index) in keys),
+    )
+
+
+def finalize_jobs(
+    jobs: str | os.PathLike[str], *, verify: bool | None = None, executor: object = "threads"
+) -> JobStatus:
+    """End a job whose lines are all done: remove what was only needed on the way, and say that the target is finished.
+
+    Doing it twice is harmless.
+
+    Parameters
+    ----------
+    jobs : str or os.PathLike
+        The file of jobs, or one with some of its lines.
+    verify : bool, optional
+        Whether to compare source and target before. None does so if the job was planned with ``verify=True``; then only
+        the target is read.
+    executor : str, executor or other
+        What compares, as for :func:`rechunk_exec.verify`.
+
+    Returns
+    -------
+    JobStatus
+        Its state is ``"finished"``.
+
+    Raises
+    ------
+    NotReadyError
+        If a line is not done; which ones is said. Nothing was changed.
+    RechunkError
+        If source and target differ, or the file has no lines.
+    TargetExistsError
+        If another process ends the job now.
+    """
+    file = JobsFile(jobs)
+    job = _job_of(file)
+    if job is None:
+        raise RechunkError(
+            f"a job is ended by one of its lines; there are none in {file.name}; of a job that has none, nothing is "
+            "left to do"
+        )
+    if not job.finished:
+        with storage.sole_writer(job.target) as lease:
+            if not job.finished:
+                _refuse_missing(file, job)
+                if job.batch.verify if verify is None else verify:
+                    _verify(job, executor)
+                lease.await_workers()
+                end_job(job)
+    return read_status(job.target)
+
+
+def end_job(job: Prepared) -> None:
+    """Remove what was only needed on the way, then say that the job has ended."""
+    storage.remove_partials(job.target)  # of lines that were killed
+    if job.batch.temp is not None:
+        names = [plan.target for plan in job.record.plan.stages if plan.target != "target"]
+        storage.remove_temp(job.batch.temp, names)
+    job.journal.forget(others=True)
+    job.journal.finish(
+        FinishedRecord(
+            job=job.record.job,
+            ended=utc_now(),
+            tasks=tuple(stage.tasks for stage in job.stages),
+            bytes_written=sum(stage.plan.nbytes for stage in job.stages),
+        )
+    )
+
+
+def _job_of(file: JobsFile) -> Prepared | None:
+    """Return the job of a file's first line; None if it has no lines."""
+    if not len(file):
+        return None
+    task, where = file.task(0), file.where(0)
+    job = prepared(task, where)
+    job.refuse_other(task, where)
+    return job
+
+
+def _refuse_missing(file: JobsFile, job: Prepared) -> None:
+    done = job.journal.done()
+    counts = Counter(stage for stage, index in done if stage < len(job.stages) and index < job.stages[stage].tasks)
+    needed = [lines + before for lines, before in zip(job.batch.lines, job.batch.done, strict=True)]
+    missing = sum(max(0, count - counts[number]) for number, count in enumerate(needed))
+    if not missing:
+        return
+    here = [number for number, stage, index in file.numbers(0, len(file)) if (stage, index) not in done]
+    named = f"indices {_shortened(format_indices(here))} of {file.name}" if here else ""
+    elsewhere = f"{missing - len(here)} of other files" if missing > len(here) else ""
+    raise NotReadyError(
+        f"a job is ended when all its lines are done; at {job.target} {missing} of {sum(needed)} are not: "
+        f"{' and '.join(filter(None, (named, elsewhere)))}; nothing was changed; run what `rechunk-exec failed` names, "
+        "and if that is nothing, `init` with mode 'resume'"
+    )
+
+
+def _verify(job: Prepared, executor: object) -> None:
+    results = tuple(job.journal.results().values())
+    found = verify_copied(job.stages, results, executor, job.record.plan.max_mem)
+    if not found.ok:
+        take_back(job.journal, job.stages[-1], results, found)
+        job.notes.forget_complete()
+        raise RechunkError(
+            f"the target must hold the source's bits; {found}; the target is {job.target}; run `init` with mode "
+            "'resume', which writes lines for what differs, then run these"
+        )
+
+
+def _shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else f"{text[: text.rindex(',', 0, most)]},..."
