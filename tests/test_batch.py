@@ -1,0 +1,639 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+import rechunk_exec as rx
+from rechunk_exec.batch import INDEX_VARIABLES, JobsFile, running
+from rechunk_exec.batch.finishing import format_indices
+from rechunk_exec.errors import (
+    NotReadyError,
+    PlanError,
+    ResumeError,
+    SerializationError,
+    StorageError,
+    TargetExistsError,
+    TaskError,
+)
+from rechunk_exec.results import TaskResult
+from rechunk_exec.tasks import CopyTask
+from tests.jobs import InjectedError, Shape, ZarrArray, assert_exact, make_array, snapshot
+from tests.s3 import SECRET, Bucket
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in INDEX_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A job whose lines were written."""
+
+    source: ZarrArray
+    target: Path
+    jobs: Path
+    tasks: tuple[int, ...]
+    """Of each stage."""
+
+    @property
+    def lines(self) -> list[str]:
+        return self.jobs.read_text().splitlines()
+
+    def edit(self, number: int, old: str, new: str) -> None:
+        """Replace a text in a line, whatever that does to its length."""
+        lines = self.lines
+        assert old in lines[number]
+        lines[number] = lines[number].replace(old, new, 1)
+        self.jobs.write_text("\n".join(lines) + "\n")
+
+    def run_all(self) -> None:
+        for stage, count in enumerate(self.tasks):
+            rx.run_job(self.jobs, range(count), stage=stage)
+
+    def assert_ended(self) -> None:
+        """Fail unless the target is exact and finished, and nothing else is left."""
+        assert_exact(zarr.open_array(self.target, mode="r"), self.source)
+        assert rx.status(self.target).state == "finished"
+        assert {path.name for path in self.target.parent.iterdir()} == {"source.zarr", "target.zarr", self.jobs.name}
+        partial = [path for path in self.target.rglob("*") if path.name.endswith(".partial")]
+        assert not partial
+
+
+def begin(folder: Path, shape: Shape, source_chunks: Shape, chunks: Shape, max_mem: int | str, **options: Any) -> Batch:
+    folder.mkdir(exist_ok=True)
+    source = make_array(folder / "source.zarr", shape, source_chunks, "f8")
+    job = rx.rechunk(source, chunks, max_mem, folder / "target.zarr", executor="serial", progress=False, **options)
+    jobs = folder / "jobs.jsonl"
+    assert job.write_jobs(jobs) == job.plan.tasks == len(JobsFile(jobs))
+    return Batch(source, folder / "target.zarr", jobs, tuple(stage.tasks for stage in job.plan.stages))
+
+
+def begin_two_stages(folder: Path, **options: Any) -> Batch:
+    batch = begin(folder, (30, 20), (1, 20), (30, 1), 1800, **options)
+    assert len(batch.tasks) == 2
+    assert min(batch.tasks) > 3
+    return batch
+
+
+def begin_one_stage(folder: Path, **options: Any) -> Batch:
+    batch = begin(folder, (30, 20), (5, 4), (30, 4), 3100, **options)
+    assert len(batch.tasks) == 1
+    assert batch.tasks[0] > 3
+    return batch
+
+
+LAYOUTS: dict[str, Callable[[Path], Batch]] = {
+    "one stage, ragged": lambda folder: begin(folder, (23, 17), (2, 17), (23, 3), "2500B"),
+    "one stage, shards": lambda folder: begin(folder, (24, 21), (1, 21), (24, 2), "3kB", target_shards=(24, 4)),
+    "two stages, ragged": lambda folder: begin(folder, (31, 19), (2, 19), (31, 1), "1500B", verify=True),
+}
+
+_WORKER = """
+import sys
+import rechunk_exec as rx
+for word in sys.argv[2:]:
+    rx.run_job(sys.argv[1], int(word))
+"""
+
+
+def in_processes(jobs: Path, numbers: Sequence[int], processes: int) -> None:
+    """Run lines in processes of their own, as many at once, each with every so many-th number."""
+    commands = [
+        [sys.executable, "-c", _WORKER, str(jobs), *map(str, numbers[first::processes])] for first in range(processes)
+    ]
+    running_now = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) for command in commands]
+    ends = [(process.communicate(timeout=180)[1], process.returncode) for process in running_now]
+    assert [code for _, code in ends] == [0] * processes, ends
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_order_some_twice_two_at_once_in_processes_of_their_own(tmp_path: Path, layout: str) -> None:
+    batch = LAYOUTS[layout](tmp_path)
+    chance = random.Random(layout)
+    before = 0
+    for count in batch.tasks:
+        numbers = list(range(before, before + count))
+        chance.shuffle(numbers)
+        # Some twice in a row, so that both processes run the same line at the same time; some once more at the end.
+        twice = set(chance.sample(numbers, max(1, count // 10)))
+        order = [number for one in numbers for number in ([one, one] if one in twice else [one])]
+        in_processes(batch.jobs, [*order, *chance.sample(numbers, max(1, count // 10))], 2)
+        before += count
+    assert rx.failed_jobs(batch.jobs) == ()
+    status = rx.status(batch.target)
+    assert (status.state, status.done, status.total) == ("unfinished", before, before)
+    assert rx.finalize_jobs(batch.jobs).state == "finished"
+    batch.assert_ended()
+
+
+def test_two_at_once_of_each_line(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        for stage, count in enumerate(batch.tasks):
+            twice = [number for number in range(count) for _ in range(2)]
+            list(pool.map(lambda number, stage=stage: rx.run_job(batch.jobs, number, stage=stage), twice))
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_a_line_is_a_task_that_stands_alone(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    lines = batch.lines
+    assert len({len(line) for line in lines}) == 1
+    tasks = [CopyTask.from_json(line) for line in lines]
+    assert [(task.stage, task.index) for task in tasks] == [
+        (stage, index) for stage, count in enumerate(batch.tasks) for index in range(count)
+    ]
+    assert {str(task.journal) for task in tasks} == {str(batch.target)}
+    assert str(tasks[0].source) == str(tmp_path / "source.zarr")
+    assert str(tasks[-1].target) == str(batch.target)
+
+
+def test_a_later_stage_is_refused_and_nothing_is_written_until_the_one_before_is_done(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    first, second = batch.tasks
+    for missing in (0, 1, first - 1):  # the first and last, which are looked at, and one that is not
+        numbers = [number for number in range(first) if number != missing]
+        for number in numbers:
+            rx.run_job(batch.jobs, number)
+        before = snapshot(tmp_path)
+        for number in (first, first + second - 1):
+            with pytest.raises(NotReadyError, match="stage 1 begins when all lines of stage 0 are done"):
+                rx.run_job(batch.jobs, number)
+        assert snapshot(tmp_path) == before
+        for path in (batch.target / ".rechunk_exec").glob("*/done/*"):
+            path.unlink()
+    rx.run_job(batch.jobs, range(first))
+    rx.run_job(batch.jobs, 0, stage=1)
+
+
+def test_an_empty_result_of_a_power_cut_counts_for_nothing(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    rx.run_job(batch.jobs, range(batch.tasks[0]))
+    (path,) = (batch.target / ".rechunk_exec").glob("*/done/0-0-1.json")
+    path.write_bytes(b"")
+    with pytest.raises(NotReadyError):
+        rx.run_job(batch.jobs, 0, stage=1)
+    assert rx.failed_jobs(batch.jobs) == (1,)
+
+
+def test_that_a_stage_is_done_is_found_once_and_then_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = begin_two_stages(tmp_path)
+    rx.run_job(batch.jobs, range(batch.tasks[0]))
+    rx.run_job(batch.jobs, 0, stage=1)
+    listed: list[str] = []
+    monkeypatch.setattr(
+        "rechunk_exec.storage.documents.Documents.names",
+        lambda documents, folder="", **options: listed.append(folder),
+    )
+    rx.run_job(batch.jobs, 1, stage=1)
+    assert listed == []
+
+
+def test_a_range_runs_both_stages_in_order_and_ends_with_the_last_line(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    report = rx.run_job(batch.jobs, range(10_000))
+    assert [(one.stage, one.index) for one in report.results] == [
+        (stage, index) for stage, count in enumerate(batch.tasks) for index in range(count)
+    ]
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+@pytest.mark.parametrize("name", INDEX_VARIABLES)
+def test_the_index_comes_from_the_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    batch = begin_two_stages(tmp_path)
+    monkeypatch.setenv(name, "2")
+    assert [one.index for one in rx.run_job(batch.jobs).results] == [2]
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(IndexError, match=name):
+        rx.run_job(batch.jobs)
+
+
+@pytest.mark.parametrize(
+    "index,stage", [(None, None), (9_999, None), (-1, None), (9_999, 0), (0, 2), (range(99, 100), 1)]
+)
+def test_a_line_that_there_is_not_is_told(tmp_path: Path, index: int | range | None, stage: int | None) -> None:
+    batch = begin_two_stages(tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(IndexError, match=r"numbered from 0|told by the variable"):
+        rx.run_job(batch.jobs, index, stage=stage)
+    assert snapshot(tmp_path) == before
+
+
+class Failing:
+    """Instead of ``run_task``: the first tries of some tasks fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: dict[tuple[int, int], int]) -> None:
+        self.tries: dict[tuple[int, int], int] = {}
+        self._fails = fails
+        self._run = rx.run_task
+        monkeypatch.setattr(running, "run_task", self)
+
+    def __call__(self, task: CopyTask) -> TaskResult:
+        key = task.stage, task.index
+        self.tries[key] = self.tries.get(key, 0) + 1
+        if self.tries[key] <= self._fails.get(key, 0):
+            raise InjectedError(f"try {self.tries[key]} of {key}")
+        return self._run(task)
+
+
+def test_a_line_is_tried_three_times_and_its_error_kept_until_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = begin_two_stages(tmp_path)
+    failing = Failing(monkeypatch, {(0, 1): 2, (0, 2): 3})
+    with pytest.raises(TaskError, match=r"tried 3 times.*try 3 of \(0, 2\).*1 of \d+ lines failed") as caught:
+        rx.run_job(batch.jobs, range(batch.tasks[0]))
+    assert (caught.value.stage, caught.value.index) == (0, 2)
+    assert (failing.tries[0, 0], failing.tries[0, 1], failing.tries[0, 2]) == (1, 3, 3)
+    assert rx.failed_jobs(batch.jobs) == (2,)
+    (failure,) = rx.status(batch.target).failed
+    assert (failure.stage, failure.index, failure.message) == (0, 2, "InjectedError: try 3 of (0, 2)")
+    (result,) = rx.run_job(batch.jobs, 2).results
+    assert result.attempts == 1
+    assert rx.failed_jobs(batch.jobs, stage=0) == ()
+    assert rx.status(batch.target).failed == ()
+    assert not list((batch.target / ".rechunk_exec").glob("*/failed/*.json"))
+    rx.run_job(batch.jobs, range(batch.tasks[1]), stage=1)
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_what_cannot_get_better_is_tried_once(tmp_path: Path) -> None:
+    batch = begin_one_stage(tmp_path)
+    damaged = tmp_path / "source.zarr/c/0/0"
+    damaged.write_bytes(b"torn")
+    with pytest.raises(TaskError, match="is not tried again"):
+        rx.run_job(batch.jobs, 0)
+    (failure,) = rx.status(batch.target).failed
+    assert str(damaged) in failure.message
+
+
+def test_failed_names_the_first_stage_that_is_not_done_or_the_one_asked_for(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    first, second = batch.tasks
+    rx.run_job(batch.jobs, range(1, 3))
+    assert rx.failed_jobs(batch.jobs) == (0, *range(3, first))
+    assert rx.failed_jobs(batch.jobs, stage=1) == tuple(range(second))
+    rx.run_job(batch.jobs, range(first))
+    rx.run_job(batch.jobs, 1, stage=1)
+    assert rx.failed_jobs(batch.jobs, stage=0) == ()
+    assert rx.failed_jobs(batch.jobs) == (first, *range(first + 2, first + second))
+    assert rx.failed_jobs(batch.jobs, stage=1) == (0, *range(2, second))
+
+
+def test_numbers_are_written_as_schedulers_take_them() -> None:
+    assert format_indices([]) == ""
+    assert format_indices([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+def test_finalize_names_what_is_missing_and_changes_nothing(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    first, second = batch.tasks
+    rx.run_job(batch.jobs, range(first))
+    rx.run_job(batch.jobs, range(first + 1, first + second - 1))
+    before = snapshot(tmp_path)
+    with pytest.raises(NotReadyError, match=f"2 of {first + second} are not: indices {first},{first + second - 1} of "):
+        rx.finalize_jobs(batch.jobs)
+    assert {name: content for name, (_, content) in snapshot(tmp_path).items()} == {
+        name: content for name, (_, content) in before.items()
+    }
+    rx.run_job(batch.jobs, first)
+    rx.run_job(batch.jobs, first + second - 1)
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_a_finished_job_is_not_touched_again(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    batch.run_all()
+    rx.finalize_jobs(batch.jobs)
+    before = snapshot(tmp_path)
+    assert rx.run_job(batch.jobs, range(sum(batch.tasks))).results == ()
+    assert rx.failed_jobs(batch.jobs) == ()
+    assert rx.finalize_jobs(batch.jobs, verify=True).state == "finished"
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_finalize_compares_and_what_differs_is_written_anew(tmp_path: Path, told: bool) -> None:
+    batch = begin_two_stages(tmp_path, verify=told)
+    batch.run_all()
+    zarr.open_array(batch.target, mode="r+")[3, 5] = 1.5
+    with pytest.raises(rx.RechunkError, match="must hold the source's bits"):
+        rx.finalize_jobs(batch.jobs, verify=None if told else True)
+    assert rx.status(batch.target).state == "unfinished"
+    job = resumed(batch, verify=told)
+    assert 0 < job.write_jobs(batch.jobs) < sum(batch.tasks)
+    rx.run_job(batch.jobs, range(9_999))
+    rx.finalize_jobs(batch.jobs, verify=True)
+    batch.assert_ended()
+
+
+def resumed(batch: Batch, *, max_mem: int = 1800, **options: Any) -> rx.Rechunked:
+    chunks = zarr.open_array(batch.target, mode="r").chunks
+    return rx.rechunk(
+        batch.source, chunks, max_mem, batch.target, executor="serial", mode="resume", progress=False, **options
+    )
+
+
+def test_resume_writes_lines_for_what_is_left(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    first, second = batch.tasks
+    old = batch.jobs.rename(tmp_path / "old.jsonl")
+    rx.run_job(old, range(first - 2))
+    assert resumed(batch).write_jobs(batch.jobs) == second + 2
+    with pytest.raises(ResumeError, match="another one, begun at"):
+        rx.run_job(old, 0)
+    with pytest.raises(NotReadyError):
+        rx.run_job(batch.jobs, 0, stage=1)
+    assert rx.status(batch.target).done == first - 2
+    assert [one.index for one in rx.run_job(batch.jobs, range(2)).results] == [first - 2, first - 1]
+    rx.run_job(batch.jobs, range(3), stage=1)
+    assert resumed(batch).write_jobs(batch.jobs) == second - 3
+    assert rx.failed_jobs(batch.jobs) == tuple(range(second - 3))
+    with pytest.raises(NotReadyError, match=f"{second - 3} of {first + second} are not: indices 0-{second - 4} of"):
+        rx.finalize_jobs(batch.jobs)
+    rx.run_job(batch.jobs, range(second - 3), stage=1)
+    old.unlink()
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_resume_of_what_is_done_ends_the_job(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    batch.run_all()
+    assert resumed(batch).write_jobs(batch.jobs) == 0
+    batch.assert_ended()
+    assert resumed(batch).write_jobs(batch.jobs) == 0
+    assert rx.failed_jobs(batch.jobs) == ()
+    with pytest.raises(rx.RechunkError, match="there are none"):
+        rx.finalize_jobs(batch.jobs)
+    with pytest.raises(IndexError, match="has 0 lines"):
+        rx.run_job(batch.jobs, 0)
+
+
+def test_an_executor_goes_on_where_lines_stopped(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    rx.run_job(batch.jobs, range(batch.tasks[0] + 1))
+    job = resumed(batch)
+    job.execute()
+    assert job.report is not None
+    assert job.report.tasks == batch.tasks[1] - 1
+    assert rx.status(batch.target).state == "finished"
+    with pytest.raises(ResumeError):
+        rx.run_job(batch.jobs, 0)
+    batch.assert_ended()
+
+
+def test_a_target_or_file_that_is_there_is_not_replaced_unasked(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(TargetExistsError):
+        rx.rechunk(batch.source, (30, 1), 1800, batch.target, progress=False)
+    with pytest.raises(StorageError, match="not replaced unasked"):
+        rx.rechunk(batch.source, (30, 1), 1800, tmp_path / "other.zarr", progress=False).write_jobs(batch.jobs)
+    assert snapshot(tmp_path) == before
+    job = rx.rechunk(batch.source, (30, 1), 1800, batch.target, mode="overwrite", progress=False)
+    assert rx.write_jobs(job, batch.jobs) == job.plan.tasks
+    batch.run_all()
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_a_file_of_jobs_lies_outside_the_arrays(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source.zarr", (30, 20), (1, 20), "f8")
+    for name in ("source.zarr/jobs", "target.zarr", "target.zarr/a/jobs"):
+        job = rx.rechunk(source, (30, 1), 1800, tmp_path / "target.zarr", progress=False)
+        with pytest.raises(PlanError, match="outside the arrays"):
+            job.write_jobs(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["source.zarr"]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source.zarr", (30, 20), (1, 20), "f8")
+    (tmp_path / "file").write_text("")
+    job = rx.rechunk(source, (30, 1), 1800, tmp_path / "target.zarr", progress=False)
+    with pytest.raises(StorageError, match="file/jobs"):
+        job.write_jobs(tmp_path / "file" / "jobs")
+    assert {path.name for path in tmp_path.iterdir()} == {"source.zarr", "file"}
+
+
+def test_arrays_without_a_name_have_no_lines(tmp_path: Path) -> None:
+    source = make_array({}, (30, 20), (1, 20), "f8")
+    job = rx.rechunk(source, (30, 2), "1MB", tmp_path / "target.zarr", progress=False)
+    with pytest.raises(SerializationError, match="must be something that JSON can name"):
+        job.write_jobs(tmp_path / "jobs.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_array_without_elements_has_no_lines_and_is_finished(tmp_path: Path) -> None:
+    source = zarr.create_array(tmp_path / "source.zarr", shape=(0, 4), chunks=(1, 4), dtype="f4")
+    job = rx.rechunk(source, (1, 1), "1MB", tmp_path / "target.zarr", progress=False)
+    assert job.write_jobs(tmp_path / "jobs.jsonl") == 0
+    assert rx.status(tmp_path / "target.zarr").state == "finished"
+    assert zarr.open_array(tmp_path / "target.zarr", mode="r").shape == (0, 4)
+
+
+def edits(batch: Batch) -> Iterator[tuple[str, str, str]]:
+    """What is wrong in a line: the text that is there, what it becomes, and what the message says."""
+    target = str(batch.target)
+    yield '"rechunk_exec":1', '"rechunk_exec":2', "'rechunk_exec': 1 (its version); got 2"
+    yield '"type":"CopyTask"', '"type":"Stage"', "must be of type 'CopyTask'"
+    yield '"threads"', '"threats"', "CopyTask.threats is unknown; CopyTask.threads is missing"
+    yield '"stage":0', '"stage":"0"', "CopyTask.stage must be an integer"
+    yield '"stage":0', '"stage":7', "CopyTask.stage and CopyTask.index must be of a task of the job"
+    yield '"index":1', '"index":2', "CopyTask.start must be"
+    yield '"stop":[', '"stop":[1', "CopyTask.stop must be"
+    yield "source.zarr", "../source.zarr", "without '.' and '..'"
+    yield "source.zarr", "secret.zarr", "CopyTask.source must be"
+    yield "temp-1", "temp-2", "CopyTask.target must be"
+    yield (
+        f'"journal":{{"store":"{target}","path":"","storage_options":{{}}}}',
+        '"journal":null',
+        "CopyTask.journal must",
+    )
+    yield f'"journal":{{"store":"{target}', '"journal":{"store":"/nowhere.zarr', "no job is recorded at /nowhere.zarr"
+    yield '"predicted_bytes"', '"predicted_bytes', "must be JSON"
+    yield '"path":""', '"path":"","password":"x"', "password is unknown"
+
+
+def test_a_line_that_was_edited_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    lines = batch.jobs.read_text()
+    for old, new, message in edits(batch):
+        batch.jobs.write_text(lines)
+        batch.edit(1, old, new)
+        before = snapshot(tmp_path)
+        for numbers in (1, range(9_999)):
+            with pytest.raises((SerializationError, ResumeError)) as caught:
+                rx.run_job(batch.jobs, numbers)
+            assert f"line 2 of {batch.jobs} (index 1): " in str(caught.value), new
+            assert message in str(caught.value)
+        assert snapshot(tmp_path) == before
+    batch.jobs.write_text(lines)
+    batch.run_all()
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_lines_of_other_lengths_are_found_by_counting(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    text = "\n".join(
+        json.dumps(json.loads(line), indent=None) + " " * (7 * n % 5) for n, line in enumerate(batch.lines)
+    )
+    batch.jobs.write_text(text)  # and no end of the last line
+    assert len(JobsFile(batch.jobs)) == sum(batch.tasks)
+    assert [one.index for one in rx.run_job(batch.jobs, 3).results] == [3]
+    rx.run_job(batch.jobs, range(batch.tasks[0]))
+    assert [one.index for one in rx.run_job(batch.jobs, batch.tasks[1] - 1, stage=1).results] == [batch.tasks[1] - 1]
+    rx.run_job(batch.jobs, range(9_999))
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_one_line_of_many_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = begin_one_stage(tmp_path).lines[0]
+    head, tail = line.rstrip().split('"index":0', 1)
+    many, count = tmp_path / "many.jsonl", 100_000
+    width = len(line) + 5
+    many.write_text("".join(f'{head}"index":{number}{tail}'.ljust(width) + "\n" for number in range(count)))
+    from rechunk_exec.storage.files import LocalObjects
+
+    asked: list[int] = []
+    read = LocalObjects.read
+
+    def counting(objects: LocalObjects, key: str, *words: Any, **options: Any) -> memoryview | None:
+        asked.append(options["length"])
+        return read(objects, key, *words, **options)
+
+    monkeypatch.setattr(LocalObjects, "read", counting)
+    file = JobsFile(many)
+    assert [file.task(number).index for number in (0, 54_321, count - 1)] == [0, 54_321, count - 1]
+    assert file.first_of_stage(1) == count
+    assert sum(asked) < 100 * width
+    with pytest.raises(IndexError):
+        file.task(count)
+
+
+def test_a_folder_or_nothing_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
+    for name in ("missing.jsonl", ".", "missing/jobs.jsonl"):
+        for call in (lambda path: rx.run_job(path, 0), rx.failed_jobs, rx.finalize_jobs):
+            with pytest.raises(StorageError, match="file of jobs must"):
+                call(tmp_path / name)
+
+
+def test_a_job_that_was_begun_and_has_no_lines_is_told(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    (note,) = (batch.target / ".rechunk_exec").glob("*/batch.json")
+    text = note.read_text()
+    note.unlink()
+    with pytest.raises(ResumeError, match="not written to the end"):
+        rx.run_job(batch.jobs, 0)
+    note.write_text(text.replace('"lines":', '"liens":'))
+    with pytest.raises(ResumeError, match="liens is unknown"):
+        rx.run_job(batch.jobs, 0)
+    assert resumed(batch).write_jobs(batch.jobs) == sum(batch.tasks)
+    batch.run_all()
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_other_versions_than_those_of_the_lines_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = begin_one_stage(tmp_path)
+    monkeypatch.setattr("rechunk_exec.executors.sight._version", lambda name: "0.0.1")
+    rx.run_job(batch.jobs, 0)
+    assert "the lines were written with other versions: " in caplog.text
+    assert "0.0.1 here" in caplog.text
+
+
+def test_a_process_that_is_ended_within_a_line_leaves_it_to_be_run_again(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    waiting = (
+        "import sys, time\nimport rechunk_exec as rx\nfrom rechunk_exec.storage.direct import DirectWriter\n"
+        "write = DirectWriter.write\n"
+        "def slow(*words):\n    print('writing', flush=True)\n    time.sleep(2)\n    return write(*words)\n"
+        "DirectWriter.write = slow\n"
+        f"sys.argv = ['rechunk-exec', 'run-task', {str(batch.jobs)!r}, '--index', '1']\n"
+        "from rechunk_exec.cli import main\nsys.exit(main())\n"
+    )
+    for number, code in ((signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        process = subprocess.Popen([sys.executable, "-c", waiting], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        time.sleep(0.1)
+        process.send_signal(number)
+        process.communicate(timeout=150)
+        assert process.returncode == code
+        assert 1 in rx.failed_jobs(batch.jobs)
+        assert rx.status(batch.target).failed == ()
+    batch.run_all()
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_lines_of_a_job_on_an_object_store(s3: Bucket, tmp_path: Path) -> None:
+    source = make_array(s3.store("source.zarr"), (12, 8), (1, 8), "f8")
+    url, jobs = s3.url("target.zarr"), s3.url("lists/jobs.jsonl")
+    job = rx.rechunk(s3.url("source.zarr"), (12, 1), 720, url, executor="serial", progress=False)
+    first, second = (stage.tasks for stage in job.plan.stages)
+    assert job.write_jobs(jobs) == first + second
+    assert SECRET.encode() not in s3.contents()["lists/jobs.jsonl"]
+    rx.run_job(jobs, range(1, first))
+    before = s3.contents()
+    with pytest.raises(NotReadyError):
+        rx.run_job(jobs, 0, stage=1)
+    assert s3.contents() == before
+    assert rx.failed_jobs(jobs) == (0,)
+    rx.run_job(jobs, 0)
+    for index in reversed(range(1, second)):
+        rx.run_job(jobs, index, stage=1)
+    with pytest.raises(NotReadyError, match=rf"1 of {first + second} are not: indices {first} of"):
+        rx.finalize_jobs(jobs)
+    assert (rx.status(url).state, rx.status(url).done) == ("unfinished", first + second - 1)
+    rx.run_job(jobs, range(first, first + 1))
+    assert rx.finalize_jobs(jobs, verify=True).state == "finished"
+    assert_exact(zarr.open_array(s3.store("target.zarr"), mode="r"), source)
+    folders = {key.partition("/")[0] for key in s3.contents()}
+    assert folders == {"source.zarr", "target.zarr", "lists"}
+
+
+def test_xargs_runs_the_lines(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    command = f"{sys.executable} -m rechunk_exec run-task {batch.jobs}"
+    for stage, count in enumerate(batch.tasks):
+        order = random.Random(stage).sample(range(count), count)
+        numbers = "\n".join(map(str, [*order, order[0]]))
+        run = subprocess.run(
+            ["xargs", "-P2", "-I{}", *command.split(), "--stage", str(stage), "--index", "{}"],
+            input=numbers,
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=300,
+            cwd=ROOT,
+            env={**os.environ},
+        )
+        assert run.returncode == 0, run.stderr
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
