@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from rechunk_exec.alignment import check_aligned
 from rechunk_exec.api import rechunk, status, verify
 from rechunk_exec.copy import run_task
 from rechunk_exec.cost import CostModel
@@ -26,6 +27,8 @@ from rechunk_exec.executors import staged_copy
 from rechunk_exec.job import Rechunked
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan, StagePlan
+from rechunk_exec.regionrun import run_chunk_tasks
+from rechunk_exec.regions import Chunk, ChunkResult, ChunkTask, chunk_task
 from rechunk_exec.results import CopyReport, TaskResult
 from rechunk_exec.status import JobStatus
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
@@ -34,6 +37,9 @@ from rechunk_exec.verification import VerifyReport
 __all__ = [
     "ArrayRef",
     "BudgetError",
+    "Chunk",
+    "ChunkResult",
+    "ChunkTask",
     "CopyReport",
     "CopyTask",
     "CostModel",
@@ -52,8 +58,11 @@ __all__ = [
     "TaskError",
     "TaskResult",
     "VerifyReport",
+    "check_aligned",
+    "chunk_task",
     "plan_rechunk",
     "rechunk",
+    "run_chunk_tasks",
     "run_task",
     "staged_copy",
     "status",

@@ -152,6 +152,8 @@ class Event:
     total: int = 0
     """Number of tasks over all stages; in ``start`` only."""
     result: TaskResult | None = None
+    bytes_written: int = 0
+    """Of a task that has no ``result``, before encoding."""
     message: str = ""
 
 
