@@ -360,7 +360,9 @@ def test_progress_at_each_tenth(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
-    script, _ = re.findall(r"^```python\n(.*?)^```$", (root / "docs" / "regions.md").read_text(), re.MULTILINE | re.DOTALL)
+    script, _ = re.findall(
+        r"^```python\n(.*?)^```$", (root / "docs" / "regions.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     values = position_values((5, 130, 100), "u2").astype("f4")
     coherence = position_values((130, 100), "u1").astype("f4") / 255
     zarr.create_array(tmp_path / "series.zarr", data=values, chunks=(5, 64, 64))

@@ -5,6 +5,7 @@ An array is read and written in one of three ways, and reports name the one take
 ``direct``
     Chunks are decoded and encoded by numcodecs straight from and to the task's buffer (:mod:`.direct`). For arrays
     whose metadata say no more than bytes, byte order, order of axes, known compressors, and one level of shards.
+    Where a GPU does the compressor's part (:mod:`.devicecodec`), reports say ``gpu``.
 ``zarrs``
     Through zarr, with the Rust codec pipeline of the package ``zarrs`` (:mod:`.viazarr`).
 ``zarr``
@@ -19,6 +20,8 @@ from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.create import Design, TargetWishes, complete, create, design_intermediate, design_target
+from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
+from rechunk_exec.storage.devicecodec import Device, try_device, use_device
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.journal import (
@@ -65,11 +68,13 @@ from rechunk_exec.tasks import ArrayRef
 
 __all__ = [
     "BEAT_S",
+    "DEVICE_ALGORITHMS",
     "MERGED_AT_ONCE",
     "STALE_S",
     "ArrayRef",
     "Claim",
     "Design",
+    "Device",
     "Fingerprint",
     "FinishedRecord",
     "IcechunkTarget",
@@ -129,6 +134,8 @@ __all__ = [
     "sole_writer",
     "take_retries",
     "temp_place",
+    "try_device",
+    "use_device",
     "write_scratch",
 ]
 
