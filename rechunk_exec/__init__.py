@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from rechunk_exec.alignment import check_aligned
 from rechunk_exec.api import rechunk, status, verify
+from rechunk_exec.chunktasks import Chunk, ChunkTask
 from rechunk_exec.copy import run_task
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import (
@@ -28,7 +29,7 @@ from rechunk_exec.job import Rechunked
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan, StagePlan
 from rechunk_exec.regionrun import run_chunk_tasks
-from rechunk_exec.regions import Chunk, ChunkResult, ChunkTask, chunk_task
+from rechunk_exec.regions import ChunkResult, chunk_task
 from rechunk_exec.results import CopyReport, TaskResult
 from rechunk_exec.status import JobStatus
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage

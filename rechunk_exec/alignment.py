@@ -8,7 +8,7 @@ write the unit, and one of them would lose what it wrote.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,18 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec import storage
+from rechunk_exec.chunktasks import Chunk, ChunkTask
 from rechunk_exec.errors import PlanError
 from rechunk_exec.grid import Box, Grid
-from rechunk_exec.regions import Chunk, ChunkTask, refuse_outside, refuse_parts, rounded
+from rechunk_exec.regions import refuse_outside, refuse_parts, rounded
 from rechunk_exec.tasks import ArrayRef
 
 
-def check_aligned(tasks: Sequence[ChunkTask]) -> None:
+def check_aligned(tasks: Iterable[ChunkTask]) -> None:
     """Refuse tasks that could not run side by side, or not twice. Reads metadata only.
 
     Parameters
     ----------
-    tasks : sequence of ChunkTask
+    tasks : iterable of ChunkTask
         All that are to run before somebody waits for all of them.
 
     Raises
@@ -40,7 +41,8 @@ def check_aligned(tasks: Sequence[ChunkTask]) -> None:
         If an array cannot be opened.
     """
     arrays: dict[Hashable, _Touched] = {}
-    for number, task in enumerate(tasks):
+    every = tuple(tasks)
+    for number, task in enumerate(every):
         for chunk, boxes in _boxes(task, arrays):
             stored = arrays[_place(chunk.array)].stored
             refuse_outside(chunk, stored, f"task {number}: {task}")
@@ -49,7 +51,7 @@ def check_aligned(tasks: Sequence[ChunkTask]) -> None:
         if touched.written:
             owners = _owners(touched)
             for number, chunk in touched.written:
-                refuse_parts(chunk, touched.stored, f"task {number}: {tasks[number]}")
+                refuse_parts(chunk, touched.stored, f"task {number}: {every[number]}")
             _refuse_mixed(touched, owners)
 
 

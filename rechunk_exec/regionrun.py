@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 
 from rechunk_exec.alignment import check_aligned
+from rechunk_exec.chunktasks import ChunkTask
 from rechunk_exec.errors import TaskError
 from rechunk_exec.executors import PoolExecutor, check_stages, resolve
-from rechunk_exec.regions import ChunkResult, ChunkTask, chunk_task
+from rechunk_exec.regions import ChunkResult, chunk_task
 from rechunk_exec.report.progress import progress as show_progress
 from rechunk_exec.results import Event
 

@@ -131,6 +131,18 @@ def test_several_threads_of_one_task(tmp_path: Path) -> None:
     assert same_bits(read(tmp_path / "series"), np.where(MASK, CUBE, np.int32(0)))
 
 
+def test_of_a_large_chunk_the_rows_that_are_needed(tmp_path: Path) -> None:
+    values = position_values((2, 512, 512), "u1")
+    blosc = zarr.codecs.BloscCodec(cname="zstd", blocksize=1 << 15)
+    for name, codec in (("blosc", blosc), ("raw", None)):
+        source = zarr.create_array(tmp_path / name, data=values, chunks=(1, 512, 512), compressors=codec)
+        target = zarr.create_array(tmp_path / f"of {name}", shape=(2, 512, 512), chunks=(2, 128, 512), dtype="u1")
+        tasks = [task(out, source, np.copy) for out in rx.Chunk.each(target)]
+        results = rx.run_chunk_tasks(tasks, "threads", progress=False)
+        assert [result.bytes_read for result in results] == [2 * 128 * 512] * 4
+        assert same_bits(read(tmp_path / f"of {name}"), values)
+
+
 def test_several_outputs_and_none_read(tmp_path: Path) -> None:
     source = cube(tmp_path)
     highest = zarr.create_array(tmp_path / "highest", shape=(13, 11), chunks=(13, 4), dtype=">i4")
