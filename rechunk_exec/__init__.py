@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+from rechunk_exec.alignment import check_aligned
 from rechunk_exec.api import rechunk, status, verify
 from rechunk_exec.batch import failed_jobs, finalize_jobs, run_job
+from rechunk_exec.chunktasks import Chunk, ChunkTask
 from rechunk_exec.copy import run_task
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import (
@@ -28,6 +30,8 @@ from rechunk_exec.executors import staged_copy
 from rechunk_exec.job import Rechunked, write_jobs
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan, StagePlan
+from rechunk_exec.regionrun import run_chunk_tasks
+from rechunk_exec.regions import ChunkResult, chunk_task
 from rechunk_exec.results import CopyReport, TaskResult
 from rechunk_exec.status import JobStatus
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
@@ -36,6 +40,9 @@ from rechunk_exec.verification import VerifyReport
 __all__ = [
     "ArrayRef",
     "BudgetError",
+    "Chunk",
+    "ChunkResult",
+    "ChunkTask",
     "CopyReport",
     "CopyTask",
     "CostModel",
@@ -55,10 +62,13 @@ __all__ = [
     "TaskError",
     "TaskResult",
     "VerifyReport",
+    "check_aligned",
+    "chunk_task",
     "failed_jobs",
     "finalize_jobs",
     "plan_rechunk",
     "rechunk",
+    "run_chunk_tasks",
     "run_job",
     "run_task",
     "staged_copy",

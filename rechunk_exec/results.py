@@ -35,7 +35,7 @@ class TaskResult:
     """Growth of the worker's resident memory over its idle footprint, at its highest; shared evenly among the tasks
     that ran at the same time."""
     reader: str
-    """How the source was decoded: ``direct``, ``zarrs`` or ``zarr`` (see :mod:`rechunk_exec.storage`)."""
+    """How the source was decoded: ``direct``, ``gpu``, ``zarrs`` or ``zarr`` (see :mod:`rechunk_exec.storage`)."""
     writer: str
     """How the target was encoded, in the same words."""
     objects_written: int = 0
@@ -152,6 +152,8 @@ class Event:
     total: int = 0
     """Number of tasks over all stages; in ``start`` only."""
     result: TaskResult | None = None
+    bytes_written: int = 0
+    """Of a task that has no ``result``, before encoding."""
     message: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Where tasks run: serial, threads, processes, dask, any pool, any function. Layer: above copy, below report and api.
+"""Where tasks run: serial, threads, processes, dask, gpu, others. Layer: above copy, below report and api.
 
 An executor schedules and does no chunk arithmetic: stages in order, a full barrier between them, each task at least
 once (:class:`~rechunk_exec.executors.base.Executor`). Pools of workers also offer ``map``, ``put`` and
@@ -15,6 +15,7 @@ from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
+from rechunk_exec.executors.gpu import GpuExecutor
 from rechunk_exec.executors.machine import available_cores, memory_limit
 from rechunk_exec.executors.main_module import refuse_while_importing_main
 from rechunk_exec.executors.pool import PoolExecutor
@@ -31,6 +32,7 @@ __all__ = [
     "Executor",
     "FunctionExecutor",
     "FuturesExecutor",
+    "GpuExecutor",
     "PoolExecutor",
     "ProcessesExecutor",
     "SerialExecutor",

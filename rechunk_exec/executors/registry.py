@@ -13,6 +13,7 @@ from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.executors.daskcluster import is_client
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
+from rechunk_exec.executors.gpu import GpuExecutor
 from rechunk_exec.executors.main_module import refuse_while_importing_main
 from rechunk_exec.executors.processes import ProcessesExecutor
 from rechunk_exec.executors.serial import SerialExecutor
@@ -28,6 +29,7 @@ _BUILT_IN: dict[str, Any] = {
     "threads": ThreadsExecutor,
     "processes": ProcessesExecutor,
     "dask": DaskExecutor,
+    "gpu": GpuExecutor,
 }
 
 

@@ -162,7 +162,7 @@ def refuse_live_stores(stages: Sequence[Stage], executor: str) -> None:
         Before anything has run; the message names the store.
     """
     for ref in (ref for stage in stages for ref in (stage.source, stage.target)):
-        problem = _problem(ref)
+        problem = why_hidden(ref)
         if problem:
             raise StorageError(
                 f"executor {executor!r} needs stores that its worker processes see too; got {ref}: {problem}; "
@@ -170,7 +170,8 @@ def refuse_live_stores(stages: Sequence[Stage], executor: str) -> None:
             )
 
 
-def _problem(ref: ArrayRef) -> str:
+def why_hidden(ref: ArrayRef) -> str:
+    """Return why other processes could not work on an array, for people; "" if they can."""
     of_icechunk = storage.hidden_from_processes(ref)
     if of_icechunk is not None:
         return of_icechunk

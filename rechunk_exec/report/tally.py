@@ -94,7 +94,7 @@ class Tally:
             for count in (self.all, *self.stages.values()):
                 count.started = count.ended = now
         elif event.kind == "task":
-            written = event.result.bytes_written if event.result else 0
+            written = event.result.bytes_written if event.result else event.bytes_written
             stage = self.stages.get(event.stage)
             if stage:
                 stage.started = stage.started if stage.done else self.all.ended  # it starts where the one before ended

@@ -5,6 +5,7 @@ An array is read and written in one of three ways, and reports name the one take
 ``direct``
     Chunks are decoded and encoded by numcodecs straight from and to the task's buffer (:mod:`.direct`). For arrays
     whose metadata say no more than bytes, byte order, order of axes, known compressors, and one level of shards.
+    Where a GPU does the compressor's part (:mod:`.devicecodec`), reports say ``gpu``.
 ``zarrs``
     Through zarr, with the Rust codec pipeline of the package ``zarrs`` (:mod:`.viazarr`).
 ``zarr``
@@ -20,6 +21,8 @@ from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReade
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
 from rechunk_exec.storage.create import Design, TargetWishes, complete, create, design_intermediate, design_target
+from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
+from rechunk_exec.storage.devicecodec import Device, try_device, use_device
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.journal import (
@@ -67,6 +70,7 @@ from rechunk_exec.tasks import ArrayRef
 
 __all__ = [
     "BEAT_S",
+    "DEVICE_ALGORITHMS",
     "MERGED_AT_ONCE",
     "STALE_S",
     "ArrayRef",
@@ -74,6 +78,7 @@ __all__ = [
     "BatchRecord",
     "Claim",
     "Design",
+    "Device",
     "Fingerprint",
     "FinishedRecord",
     "IcechunkTarget",
@@ -135,6 +140,8 @@ __all__ = [
     "sole_writer",
     "take_retries",
     "temp_place",
+    "try_device",
+    "use_device",
     "write_scratch",
 ]
 

@@ -88,7 +88,7 @@ class UnitReader(ABC):
     """Reads one array's units into regions. Safe to use from several threads."""
 
     way: str
-    """How the bytes are decoded: ``direct``, ``zarrs`` or ``zarr``."""
+    """How the bytes are decoded: ``direct``, ``gpu``, ``zarrs`` or ``zarr``."""
 
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
         self.stored = stored

@@ -26,6 +26,7 @@ from rechunk_exec.storage.access import (
     bytes_of,
 )
 from rechunk_exec.storage.chunkcodec import ChunkCodec
+from rechunk_exec.storage.devicecodec import DeviceBytes
 from rechunk_exec.storage.objectbase import Allocate, Objects, ObjectWriter, Use, fresh
 from rechunk_exec.storage.shards import EMPTY
 from rechunk_exec.storage.stored import StoredArray
@@ -50,12 +51,11 @@ class Located(NamedTuple):
 class DirectReader(UnitReader):
     """Decodes chunks straight into the region where they lie in one piece, else through scratch memory."""
 
-    way = "direct"
-
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
         assert stored.codec is not None
         super().__init__(stored, objects)
         self.codec: ChunkCodec = stored.codec
+        self.way = way_of(stored.codec)
         self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
         self._shard_entries = lru_cache(maxsize=_SHARD_INDICES_KEPT)(partial(_shard_entries, stored, objects))
 
@@ -140,12 +140,11 @@ def _shard_entries(stored: StoredArray, objects: Objects, key: str) -> NDArray[n
 class DirectWriter(UnitWriter):
     """Encodes the chunks of a region and writes each object whole: a chunk, or a shard as its chunks come."""
 
-    way = "direct"
-
     def __init__(self, stored: StoredArray, objects: Objects) -> None:
         assert stored.codec is not None
         super().__init__(stored, objects)
         self.codec: ChunkCodec = stored.codec
+        self.way = way_of(stored.codec)
         self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
 
     @property
@@ -272,6 +271,11 @@ class _OpenObject:
         elif left_out:
             written.append(ALL_FILL)
         return Written(1, written.commit())
+
+
+def way_of(codec: ChunkCodec) -> str:
+    """Return what reports call the way of a codec that needs no zarr."""
+    return "gpu" if any(isinstance(one, DeviceBytes) for one in codec.codecs) else "direct"
 
 
 def marks_fill(stored: StoredArray, content: memoryview) -> bool:

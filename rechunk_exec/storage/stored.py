@@ -15,6 +15,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.chunkcodec import ChunkCodec, direct_codec
+from rechunk_exec.storage.devicecodec import on_device
 from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.shards import ShardIndex, shard_index
 from rechunk_exec.storage.stores import local_path, open_store, quiet_zarr
@@ -116,6 +117,8 @@ def describe(array: zarr.Array[Any]) -> StoredArray:
         index = "" if isinstance(codec, str) else shard_index(sharding["configuration"], tuple(shard))
     reason = codec if isinstance(codec, str) else index if isinstance(index, str) else ""
     dtype = codec.dtype if isinstance(codec, ChunkCodec) else np.dtype(array.dtype)
+    if isinstance(codec, ChunkCodec):
+        codec = on_device(codec, prod(chunk) * dtype.itemsize)
     absent, fill = _fill(metadata, dtype)
     return StoredArray(
         array=array,
