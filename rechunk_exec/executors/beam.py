@@ -157,10 +157,13 @@ class BeamExecutor:
         try:
             with _signals_kept():
                 _finish(pipeline.run(), records)
-        except Exception as error:  # noqa: BLE001 - runners raise what they like
+        except Exception as error:
+            if error is records.listener_error:
+                raise
             wrong = error
         finally:
-            release_memory()  # of tasks that ran in this process
+            records.end()  # where a runner's workers are threads of this process, they go on when it is interrupted
+            release_memory()
         records.look(last=True)
         failure = records.failure()
         if failure is not None:

@@ -143,6 +143,8 @@ class _Here:
     """What a process keeps of one run."""
 
     places: threading.BoundedSemaphore
+    count: int
+    """How many places there are."""
     errors: dict[tuple[int, int], BaseException] = field(default_factory=dict)
     """Of the tasks that failed for good in this process."""
     _checked: bool = False
@@ -169,6 +171,19 @@ class _Here:
                 )
             self._checked = True
 
+    def halt(self) -> None:
+        """Begin no other task in this process, and wait for those that run."""
+        with self._lock:
+            self._stopped = True
+        held = 0
+        try:
+            while held < self.count:
+                self.places.acquire()
+                held += 1
+        finally:
+            for _ in range(held):
+                self.places.release()
+
     def stopped(self, journal: Journal) -> bool:
         """Whether a task has failed for good, here or, as far as was seen in the last second, elsewhere."""
         with self._lock:
@@ -182,7 +197,7 @@ class _Here:
 
 @functools.lru_cache(maxsize=_JOBS_KNOWN)
 def _here(run: str, tasks_at_once: int) -> _Here:  # noqa: ARG001 - the run is what it is known by
-    return _Here(places=threading.BoundedSemaphore(tasks_at_once))
+    return _Here(places=threading.BoundedSemaphore(tasks_at_once), count=tasks_at_once)
 
 
 class Records:
@@ -203,6 +218,8 @@ class Records:
         self.results: tuple[TaskResult, ...] = ()
         self._run = run
         self._tell = tell
+        self.listener_error: BaseException | None = None
+        """What the listener raised."""
         self._told: set[tuple[int, int]] = set()
         self._next_look = 0.0
 
@@ -223,7 +240,16 @@ class Records:
             key = result.stage, result.index
             if key not in self._told:
                 self._told.add(key)
-                self._tell(Event(kind="task", stage=result.stage, index=result.index, result=result))
+                try:
+                    self._tell(Event(kind="task", stage=result.stage, index=result.index, result=result))
+                except BaseException as error:
+                    self.listener_error = error
+                    raise
+
+    def end(self) -> None:
+        """See to it that no task of the run is running in this process any more, and none begins."""
+        for places in {stage.plan.tasks_per_worker for stage in self.stages}:
+            _here(self._run, places).halt()
 
     def failure(self) -> TaskError | None:
         """Return the error of the first task that failed for good and was not done since, if there is one."""

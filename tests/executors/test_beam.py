@@ -1,4 +1,4 @@
-"""Beam as executor, on real runners: the local one, in memory and with processes; Prism, started by Beam or a service."""
+"""Beam as executor, on real runners: the local one in memory and with processes, Prism as a child and as a service."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -488,6 +489,47 @@ def test_flink(tmp_path: Path) -> None:
     job = plan(tmp_path, executor)
     assert_exact(job.execute(), make_source(tmp_path))
     assert_kept_promises(job)
+
+
+def test_an_interrupt_of_a_program_that_goes_on(tmp_path: Path, folder: Path) -> None:
+    with runner_named("prism") as make:
+        executor = make()
+        executor.task_function = told = ToldCopy(folder, seconds=0.3)
+        job = plan(tmp_path, executor)
+        handler = signal.getsignal(signal.SIGINT)
+
+        def interrupt_us() -> None:
+            wait_until(lambda: len(list(folder.glob("*.json"))) >= 2, timeout_s=60)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        interrupt = threading.Thread(target=interrupt_us)
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            job.execute()
+        interrupt.join()
+        begun = sorted(path.stem for path in folder.glob("*.tries"))
+        assert sorted(f"{entry['stage']}-{entry['index']}" for entry in told.told()) == begun, "one still runs"
+        time.sleep(1)
+        assert sorted(path.stem for path in folder.glob("*.tries")) == begun, "one was begun after the interrupt"
+        assert signal.getsignal(signal.SIGINT) is handler
+        again = plan(tmp_path, make(), mode="resume")
+        assert_exact(again.execute(), make_source(tmp_path))
+        assert again.report is not None
+        assert again.report.tasks < again.plan.tasks
+
+
+def test_a_listener_that_raises_ends_the_pipeline(tmp_path: Path, folder: Path) -> None:
+    def listen(event: Event) -> None:
+        if event.kind == "task":
+            raise LookupError("listener")
+
+    with runner_named("prism") as make:
+        executor = make()
+        executor.task_function = ToldCopy(folder, seconds=0.2)
+        job = plan(tmp_path, executor)
+        with pytest.raises(LookupError, match="listener"):
+            job.execute(on_event=listen)
+        assert len(list(folder.glob("*.tries"))) < job.plan.tasks
 
 
 @pytest.mark.parametrize("name", ["memory", "processes", "prism"])
