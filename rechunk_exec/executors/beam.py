@@ -116,7 +116,7 @@ class BeamExecutor:
 
     def check_stages(self, stages: Sequence[Stage]) -> None:
         """Refuse stores that workers would not see, and targets that no record can lie beside."""
-        refuse_unrecorded(stages, f"executor {self.name!r}")
+        refuse_unrecorded(stages, "a Beam pipeline as executor", self.name)
         refuse_live_stores(stages, self.name)
 
     def staged_copy(self, stages: Sequence[Stage], *, on_event: OnEvent | None = None) -> CopyReport:

@@ -51,7 +51,7 @@ class FunctionExecutor:
 
     def check_stages(self, stages: Sequence[Stage]) -> None:
         """Refuse targets that no record can lie beside."""
-        refuse_unrecorded(stages, f"the function {self.name!r} as executor")
+        refuse_unrecorded(stages, "a function as executor", self.name)
 
     def staged_copy(self, stages: Sequence[Stage], *, on_event: OnEvent | None = None) -> CopyReport:
         """Run the tasks of ``stages``; see :meth:`rechunk_exec.executors.base.Executor.staged_copy`.

@@ -41,13 +41,13 @@ def recorded(stages: Sequence[Stage], journal: ArrayRef | None = None) -> tuple[
     )
 
 
-def refuse_unrecorded(stages: Sequence[Stage], executor: str) -> None:
+def refuse_unrecorded(stages: Sequence[Stage], kind: str, name: str) -> None:
     """Raise :class:`StorageError` if no record of tasks can lie beside a target."""
     for stage in stages:
         if not holds_documents(stage.target):
             raise StorageError(
-                f"{executor} needs a target that takes records of tasks; got {stage.target}, in an icechunk "
-                "repository; use executor='threads' or 'processes', or an object with staged_copy"
+                f"{kind} needs a target that takes records of tasks; got {stage.target}, in an icechunk "
+                f"repository, for {name!r}; use executor='threads' or 'processes', or an object with staged_copy"
             )
 
 
