@@ -146,8 +146,10 @@ class Rechunked:
             if self._session is not None:
                 stack.enter_context(self._session.job())
             executors.check_stages(parts.executor, self.stages)
-            if parts.resumed is not None and storage.read_finished(parts.places.target) is not None:
-                return self._nothing_left()
+            if parts.resumed is not None:
+                finished = storage.read_finished(parts.places.target)
+                if finished is not None and finished.job == parts.resumed.job:
+                    return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
             lease = stack.enter_context(storage.sole_writer(parts.places.target, documents=parts.places.journalled))
             begun = begin(self._work, lease)

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 import zarr
-from zarr.storage import MemoryStore
 
 import rechunk_exec as rx
 from rechunk_exec import storage
 from rechunk_exec.executors import SerialExecutor
-from rechunk_exec.preparation import JobPlaces
 from rechunk_exec.results import Event
 from rechunk_exec.storage import ArrayRef, Design
 from rechunk_exec.tasks import Stage
@@ -97,15 +95,6 @@ def test_what_cannot_be_created_leaves_nothing(
     with pytest.raises(rx.StorageError, match="no space"):
         job.execute()
     assert snapshot(tmp_path) == before
-
-
-def test_a_store_of_icechunk_holds_no_journal() -> None:
-    class Session(MemoryStore):
-        __module__ = "icechunk.store"
-
-    for store, journalled in ((Session(), False), (MemoryStore(), True), ("/a", True)):
-        ref = ArrayRef(store=store)
-        assert JobPlaces(ref, ref, None).journalled is journalled
 
 
 def test_a_package_that_is_not_installed_runs_too(

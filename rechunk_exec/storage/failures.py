@@ -86,7 +86,8 @@ _PERMANENT_NAMES = frozenset(
 _OPAQUE_MODULES = ("obstore", "_obstore", "zarrs", "icechunk", "builtins")
 _PASSING_TEXT = re.compile(
     r"status(?: code)?:? (?:408|425|429|500|502|503|504)\b|error sending request|operation timed out"
-    r"|connection (?:reset|closed)|error decoding response body|IncompleteMessage",
+    r"|connection (?:reset|closed)|error decoding response body|request or response body error"
+    r"|IncompleteMessage|IncompleteBody",
     re.IGNORECASE,
 )
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")

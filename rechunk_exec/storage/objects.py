@@ -129,7 +129,7 @@ class StoreObjects(Objects):
 
     def delete(self, key: str) -> None:
         def request() -> None:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, KeyError):  # icechunk says KeyError where no array is
                 sync(self.store.delete(self.name(key)))
 
         self.requests.make(request, "delete", self.name(key))
