@@ -58,10 +58,15 @@ def needed_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        required = os.environ.get("RECHUNK_EXEC_REQUIRE", "").replace(",", " ").split()
-        if "all" in required or name in required:
+        if is_required(name):
             pytest.fail(f"RECHUNK_EXEC_REQUIRE asks for {name}, which cannot be imported: {error}")
         pytest.skip(f"{name} is not installed")
+
+
+def is_required(name: str) -> bool:
+    """Whether a test may not be skipped for the lack of ``name``."""
+    required = os.environ.get("RECHUNK_EXEC_REQUIRE", "").replace(",", " ").split()
+    return "all" in required or name in required
 
 
 @pytest.fixture(scope="session")

@@ -170,7 +170,7 @@ _EXECUTOR_OPTIONS = (
         default="threads",
         show_default=True,
         metavar="NAME",
-        help="What runs the tasks: serial, threads, processes, gpu, dask, dask:tcp://HOST:PORT, or another's.",
+        help="What runs the tasks: serial, threads, processes, gpu, dask, dask:tcp://HOST:PORT, beam, or another's.",
     ),
     click.option(
         "--workers", type=click.IntRange(min=1), metavar="N", help="Number of workers; one a core if not given."

@@ -1,4 +1,4 @@
-"""Where tasks run: serial, threads, processes, dask, gpu, others. Layer: above copy, below report and api.
+"""Where tasks run: in this process, in others, on clusters, by any function. Layer: above copy, below report and api.
 
 An executor schedules and does no chunk arithmetic: stages in order, a full barrier between them, each task at least
 once (:class:`~rechunk_exec.executors.base.Executor`). Pools of workers also offer ``map``, ``put`` and
@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
+from rechunk_exec.executors.beam import BeamExecutor
 from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
@@ -28,6 +29,7 @@ from rechunk_exec.results import CopyReport, OnEvent
 from rechunk_exec.tasks import Stage
 
 __all__ = [
+    "BeamExecutor",
     "DaskExecutor",
     "Executor",
     "FunctionExecutor",

@@ -6,21 +6,16 @@ whether all are done.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-import uuid
 from collections.abc import Callable, Sequence
 
-from rechunk_exec import storage
 from rechunk_exec.copy import finished_results
-from rechunk_exec.errors import RechunkError, StorageError
+from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import check_count
 from rechunk_exec.executors.copyrun import nobody
+from rechunk_exec.executors.records import missing_tasks, records_kept, refuse_unrecorded
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult, in_order
 from rechunk_exec.tasks import Stage
-
-_NAMED = 5
-"""How many runs of missing tasks a message names."""
 
 
 class FunctionExecutor:
@@ -56,13 +51,7 @@ class FunctionExecutor:
 
     def check_stages(self, stages: Sequence[Stage]) -> None:
         """Refuse targets that no record can lie beside."""
-        for stage in stages:
-            if not storage.holds_documents(stage.target):
-                raise StorageError(
-                    f"a function as executor needs a target that takes records of tasks; got {stage.target}, in an "
-                    f"icechunk repository, for {self.name!r}; use executor='threads' or 'processes', or an object with "
-                    "staged_copy"
-                )
+        refuse_unrecorded(stages, "a function as executor", self.name)
 
     def staged_copy(self, stages: Sequence[Stage], *, on_event: OnEvent | None = None) -> CopyReport:
         """Run the tasks of ``stages``; see :meth:`rechunk_exec.executors.base.Executor.staged_copy`.
@@ -76,20 +65,11 @@ class FunctionExecutor:
         """
         tell = on_event or nobody
         begun = time.perf_counter()
-        job = uuid.uuid4().hex
-        recorded = tuple(
-            stage if stage.journal else dataclasses.replace(stage, journal=stages[-1].target, job=job)
-            for stage in stages
-        )
         tell(Event(kind="start", total=sum(len(stage) for stage in stages)))
-        try:
+        with records_kept(stages) as recorded:
             self._call(recorded)
             results = in_order(finished_results(recorded))
             self._refuse_missing(recorded, results)
-        finally:
-            for stage in recorded:
-                if stage.job == job:
-                    storage.Journal(stages[-1].target, job).forget()
         for result in results:
             tell(Event(kind="task", stage=result.stage, index=result.index, result=result))
         return CopyReport(executor=self.name, results=results, seconds=time.perf_counter() - begun)
@@ -104,34 +84,9 @@ class FunctionExecutor:
             ) from error
 
     def _refuse_missing(self, stages: Sequence[Stage], results: Sequence[TaskResult]) -> None:
-        total = sum(len(stage) for stage in stages)
-        missing = total - len(results)
+        missing = missing_tasks(stages, results)
         if missing:
-            done = {(result.stage, result.index) for result in results}
-            named = "; ".join(
-                f"of stage {stage.number}: {_missing(stage, done)}" for stage in stages if _missing(stage, done)
-            )
             raise RechunkError(
                 f"the function given as executor must return after all tasks are done; {self.name!r} returned with "
-                f"{missing} of {total} tasks missing: {named}; have it wait for all of them"
+                f"{missing}; have it wait for all of them"
             )
-
-
-def _missing(stage: Stage, done: set[tuple[int, int]]) -> str:
-    """Name the tasks that are missing, as runs of numbers; "" if none are."""
-    runs: list[list[int]] = []
-    for index in map(stage.task_number, range(len(stage))):
-        if (stage.number, index) in done:
-            continue
-        if runs and runs[-1][1] == index - 1:
-            runs[-1][1] = index
-        elif len(runs) == _NAMED:
-            return ", ".join(map(_run, runs)) + ", ..."
-        else:
-            runs.append([index, index])
-    return ", ".join(map(_run, runs))
-
-
-def _run(run: Sequence[int]) -> str:
-    first, last = run
-    return str(first) if first == last else f"{first} to {last}"

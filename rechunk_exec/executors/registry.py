@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rechunk_exec.errors import PlanError
 from rechunk_exec.executors.base import Executor
+from rechunk_exec.executors.beam import BeamExecutor
 from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.executors.daskcluster import is_client
 from rechunk_exec.executors.function import FunctionExecutor
@@ -29,6 +30,7 @@ _BUILT_IN: dict[str, Any] = {
     "threads": ThreadsExecutor,
     "processes": ProcessesExecutor,
     "dask": DaskExecutor,
+    "beam": BeamExecutor,
     "gpu": GpuExecutor,
 }
 
@@ -100,6 +102,11 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
     if found is SerialExecutor:
         raise PlanError(
             f"executor {name!r} has one worker; got workers={workers}; use 'threads' or 'processes' for more"
+        )
+    if found is BeamExecutor:
+        raise PlanError(
+            f"a Beam runner has the workers that its options say; got workers={workers} and {name!r}; give an object, "
+            "such as BeamExecutor(options=['--direct_running_mode=multi_processing', '--direct_num_workers=2'])"
         )
     return cast(Executor, found(workers=workers))
 

@@ -223,6 +223,10 @@ class Journal:
                 raise _damaged(name, error) from error
         return tuple(sorted(failures, key=lambda failure: (failure.stage, failure.index)))
 
+    def forget_failures(self) -> None:
+        """Remove the notes of failed tasks: they are tried anew. For the one driver of the job only."""
+        self._documents.delete_folder(f"{self.job}/failed")
+
     def forget(self, *, others: bool = False) -> None:
         """Remove the results of this job, or of all ``others`` on the same target."""
         for folder in self._documents.folders():

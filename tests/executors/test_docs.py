@@ -28,6 +28,8 @@ def test_examples(tmp_path: Path, number: int) -> None:
     source[...] = FRAME
     if "from distributed" in EXAMPLES[number]:
         needed_module("distributed")
+    if "beam" in EXAMPLES[number]:
+        needed_module("apache_beam")
     script = tmp_path / "example.py"
     script.write_text(EXAMPLES[number])
     run = subprocess.run(
@@ -46,4 +48,4 @@ def test_examples(tmp_path: Path, number: int) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 8

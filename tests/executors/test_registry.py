@@ -63,7 +63,7 @@ def test_names_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda *, group: points if group == registry.ENTRY_POINTS else [])
     assert isinstance(resolve("mine"), ThreadsExecutor)
     assert isinstance(resolve("serial"), SerialExecutor), "built-in names come first"
-    assert known_names() == ("serial", "python", "threads", "processes", "dask", "gpu", "mine")
+    assert known_names() == ("serial", "python", "threads", "processes", "dask", "beam", "gpu", "mine")
     with pytest.raises(PlanError, match="mine"):
         resolve("yours")
 
