@@ -30,7 +30,19 @@ def modules_after(statement: str) -> frozenset[str]:
 
 @pytest.mark.parametrize(
     "package",
-    ["apache_beam", "cupy", "dask", "distributed", "fsspec", "h5py", "icechunk", "IPython", "pyflink", "xarray"],
+    [
+        "apache_beam",
+        "cupy",
+        "dask",
+        "distributed",
+        "fsspec",
+        "h5py",
+        "icechunk",
+        "IPython",
+        "pyflink",
+        "pytest",
+        "xarray",
+    ],
 )
 def test_importing_the_package_imports_no_optional_library(package: str, imported_by_us: frozenset[str]) -> None:
     assert package not in imported_by_us
