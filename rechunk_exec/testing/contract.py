@@ -219,6 +219,8 @@ class ExecutorContract:
         attempts = {(result.stage, result.index): result.attempts for result in retried.report.results}
         assert attempts == dict.fromkeys(TASKS, 1) | {(0, 2): self.tries, (1, 0): 2}
         assert retried.retried() == {(0, 2): self.tries - 1, (1, 0): 1}
+        messages = [event.message for event in retried.events if event.kind == "retry"]
+        assert all(InjectedFault.__name__ in message for message in messages)
         assert sum(event.kind == "task" for event in retried.events) == len(TASKS)
 
     def test_a_task_that_always_fails_ends_the_run(self, failed: Run) -> None:
@@ -248,6 +250,22 @@ class ExecutorContract:
         _raise(again.error)
         self._assert_run_once(again, TASKS)
         assert again.target == failing.values.tobytes()
+
+    def test_a_listener_that_raises_stops_the_run(
+        self, executor: Executor, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        def listen(event: Event) -> None:
+            if event.kind == "task":
+                raise LookupError("listener")
+
+        trial = Trial(tmp_path_factory.mktemp("listener"), self.stores)
+        record = Record(trial.folder / "records" / "listener")
+        with trial.stages(record) as stages:
+            with pytest.raises(LookupError, match="listener"):
+                staged_copy(stages, executor, on_event=listen)
+            over_ns = time.time_ns()
+            time.sleep(0.3)
+        assert all(request.began_ns <= over_ns for request in record.requests())
 
     # Stages of which all, some or no tasks are left.
 
