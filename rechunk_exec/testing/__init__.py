@@ -32,7 +32,7 @@ __all__ = ["ExecutorContract", "InjectedFault", "Pool", "PoolContract", "Watched
 _CONTRACTS = {"ExecutorContract": "contract", "Pool": "pools", "PoolContract": "pools"}
 
 if "pytest" in sys.modules:  # failed assertions then tell their values
-    sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in set(_CONTRACTS.values())))
+    sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{module}" for module in ("runs", "contract", "pools")))
 
 
 def __getattr__(name: str) -> object:

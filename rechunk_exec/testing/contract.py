@@ -1,38 +1,30 @@
-"""What ``staged_copy`` promises, for any executor that has nothing else. Layer: testing.
-
-An engine may take seconds to start a job, so one executor serves all tests of a class, and several tests look at each
-run.
-"""
+"""What ``staged_copy`` promises, for any executor that has nothing else. Layer: testing."""
 
 from __future__ import annotations
 
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pytest
 import zarr
 
 import rechunk_exec as rx
-from rechunk_exec.executors import Executor, resolve, staged_copy, worker_shape
+from rechunk_exec.executors import Executor, staged_copy, worker_shape
 from rechunk_exec.results import Event
-from rechunk_exec.testing.record import ALWAYS, Faults, InjectedFault, Record, TaskKey
-from rechunk_exec.testing.trial import TASKS, Run, Stores, Trial, position_values
-
-T = TypeVar("T")
+from rechunk_exec.testing.record import Faults, InjectedFault, Record, TaskKey
+from rechunk_exec.testing.runs import FAILING, SharedRuns
+from rechunk_exec.testing.trial import TASKS, Run, Trial, position_values
 
 WIRE_BYTES = 64_000
 """What may cross the wire for a task, at most."""
-FAILING = (0, 4)
-"""The task that fails for good in the run that fails."""
 
 
-class ExecutorContract:
+class ExecutorContract(SharedRuns):
     """Derive from this, as ``Test...``, and override :meth:`make_executor`.
 
     Attributes
@@ -47,106 +39,6 @@ class ExecutorContract:
     exceptions : mapping of str to str
         Tests by name that do not hold for this executor, each with the reason. They are skipped, with it.
     """
-
-    stores: ClassVar[Stores] = "live"
-    tries: ClassVar[int] = 3
-    tasks_may_run_twice: ClassVar[bool] = False
-    exceptions: ClassVar[Mapping[str, str]] = {}
-
-    _kept: ClassVar[dict[str, Any]] = {}
-
-    def make_executor(self) -> object:
-        """Return what ``executor=`` takes: an executor, a name, a pool, a client or a function."""
-        raise NotImplementedError("override make_executor: return an executor, or what executor= takes")
-
-    @classmethod
-    def end_executor(cls, executor: Any) -> None:
-        """End what :meth:`make_executor` made. Here: call its ``close`` or ``shutdown``, if it has one."""
-        end = getattr(executor, "close", None) or getattr(executor, "shutdown", None)
-        if callable(end):
-            end()
-
-    def wrong_options(self) -> Iterable[Callable[[], object]]:
-        """Return calls that try to make the executor with options that are wrong, each a ``TypeError``."""
-        return ()
-
-    def wire_bytes(self, executor: Any) -> int | None:
-        """Return the most bytes that were sent at once for a task so far; None where that cannot be told.
-
-        ``executor`` is what :meth:`make_executor` returned.
-        """
-        return None
-
-    # What the tests share.
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls._kept = {}
-
-    @classmethod
-    def _keep(cls, name: str, make: Callable[[], T]) -> T:
-        """Return what ``make`` has returned when it was first called for this name, in this class."""
-        if name not in cls._kept:
-            cls._kept[name] = make()
-        kept: T = cls._kept[name]
-        return kept
-
-    @classmethod
-    def teardown_class(cls) -> None:
-        """End the executor. One that overrides this calls it too."""
-        given, executor = cls._kept.pop("given", None), cls._kept.pop("executor", None)
-        cls._kept.clear()
-        if executor is not None:
-            if executor is not given and callable(getattr(executor, "close", None)):
-                executor.close()
-            cls.end_executor(given)
-
-    @pytest.fixture(autouse=True)
-    def _stated_exception(self, request: pytest.FixtureRequest) -> None:
-        unknown = [name for name in self.exceptions if not callable(getattr(self, name, None))]
-        assert not unknown, f"exceptions must name tests of the contract; got {unknown}"
-        reason = self.exceptions.get(request.function.__name__)
-        if reason is not None:
-            pytest.skip(f"a stated exception: {reason}")
-
-    @pytest.fixture
-    def executor(self) -> Executor:
-        """The executor, one for all tests of the class."""
-        return self._keep("executor", lambda: resolve(self._keep("given", self.make_executor)))
-
-    @pytest.fixture
-    def trial(self, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-        """The arrays of the runs that go well in the end."""
-        return self._keep("trial", lambda: Trial(tmp_path_factory.mktemp("trial"), self.stores))
-
-    @pytest.fixture
-    def first(self, executor: Executor, trial: Trial) -> Run:
-        """A run in which nothing goes wrong, and some tasks take longer than others."""
-        faults = Faults(slow_s={(0, 1): 0.2, (0, 11): 0.4, (1, 0): 0.2})
-        return self._keep("first", lambda: trial.run(executor, "first", faults))
-
-    @pytest.fixture
-    def retried(self, executor: Executor, tmp_path_factory: pytest.TempPathFactory) -> Run:
-        """A run in which two tasks fail as often as they may."""
-        if self.tries == 1:
-            pytest.skip("a stated exception: tries = 1, no task is tried again")
-
-        def run() -> Run:
-            trial = Trial(tmp_path_factory.mktemp("retried"), self.stores)
-            return trial.run(executor, "retried", Faults(fails={(0, 2): self.tries - 1, (1, 0): 1}))
-
-        return self._keep("retried", run)
-
-    @pytest.fixture
-    def failing(self, tmp_path_factory: pytest.TempPathFactory) -> Trial:
-        """The arrays of the run that fails."""
-        return self._keep("failing", lambda: Trial(tmp_path_factory.mktemp("failing"), self.stores))
-
-    @pytest.fixture
-    def failed(self, executor: Executor, failing: Trial) -> Run:
-        """A run of the tasks 1 to 8 of stage 0, and of stage 1, in which a task always fails."""
-        faults = Faults(fails={FAILING: ALWAYS}, slow_s={(0, index): 0.15 for index in range(12)})
-        return self._keep("failed", lambda: failing.run(executor, "failed", faults, left=(((1, 9),), None)))
 
     # A run in which nothing goes wrong.
 
@@ -236,11 +128,10 @@ class ExecutorContract:
         assert (failed.error.stage, failed.error.index) == FAILING, "its number in the stage, not among those left"
         assert failed.error.__cause__ is not None
 
-    def test_the_tasks_that_run_beside_a_failing_one_are_waited_for(self, failed: Run, failing: Trial) -> None:
+    def test_the_tasks_that_run_beside_a_failing_one_are_waited_for(self, failed: Run) -> None:
         assert failed.error is not None
-        time.sleep(0.5)
         assert all(request.began_ns <= failed.over_ns for request in failed.record.requests())
-        assert failed.stored_when_over == failing.stored("middle").keys()
+        assert failed.stored_later == failed.stored_when_over
         rows = {int(key.split("/")[1]) for key in failed.stored_when_over}
         assert rows == {index for _, index in failed.tries()} - {FAILING[1]}
 

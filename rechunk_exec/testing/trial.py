@@ -69,6 +69,8 @@ class Run:
     """When the call returned, in nanoseconds since the epoch."""
     stored_when_over: frozenset[str] = frozenset()
     """The chunks of the middle array that were stored when the call had returned."""
+    stored_later: frozenset[str] = frozenset()
+    """Those that were stored some time later, where somebody has looked."""
     written_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """When the chunks of the middle array and of the target were written, in nanoseconds since the epoch."""
     target: bytes = b""
