@@ -41,6 +41,7 @@ def modules_after(statement: str) -> frozenset[str]:
         "IPython",
         "nvidia",
         "pyflink",
+        "pytest",
         "rmm",
         "xarray",
     ],

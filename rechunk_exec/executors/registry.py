@@ -7,7 +7,7 @@ from concurrent import futures
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
-from rechunk_exec.errors import PlanError
+from rechunk_exec.errors import PlanError, RechunkError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.executors.beam import BeamExecutor
 from rechunk_exec.executors.dask import DaskExecutor
@@ -84,7 +84,9 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
     Raises
     ------
     PlanError
-        If there is no executor of that name, or it cannot be told a number of workers.
+        If there is no executor of that name, it cannot be loaded, or it cannot be told a number of workers.
+    MissingExtraError
+        If an optional package is needed and not installed.
     """
     kind, _, address = name.partition(":")
     found = _BUILT_IN.get(name)
@@ -96,7 +98,7 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
         added = _added()
         if name not in added:
             raise PlanError(f"executor must be one of {', '.join(known_names())}; got {name!r}")
-        found = added[name].load()
+        found = _loaded(added[name])
     if workers is None:
         return cast(Executor, found() if callable(found) else found)
     if found is SerialExecutor:
@@ -136,6 +138,21 @@ def check_stages(executor: object, stages: Sequence[Stage]) -> None:
     check = getattr(executor, "check_stages", None)
     if callable(check):
         check(stages)
+
+
+def _loaded(point: EntryPoint) -> Any:
+    """Return what an entry point names, or say what to install."""
+    try:
+        return point.load()
+    except RechunkError:
+        raise
+    except (ImportError, AttributeError) as error:
+        package = "another package" if point.dist is None else point.dist.name
+        wanted = f"{package}[{','.join(point.extras)}]" if point.extras else package
+        raise PlanError(
+            f"executor {point.name!r} must load from {point.value!r}, which {package} declares; got "
+            f"{type(error).__name__}: {error}; install what it needs (pip install '{wanted}'), or choose another one"
+        ) from error
 
 
 def _added() -> dict[str, EntryPoint]:

@@ -60,8 +60,6 @@ class Recording:
     dies: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """By stage and index: how many of the first tries kill their process."""
     seconds: float = 0.0
-    slow: frozenset[tuple[int, int]] = frozenset()
-    """By stage and index: those that take 0.2 s longer."""
     error: type[Exception] = TravellingError
 
     def __call__(self, task: CopyTask) -> TaskResult:
@@ -71,7 +69,7 @@ class Recording:
             tries.write(b"x")
             tries.flush()
             tried = tries.tell()
-        time.sleep(self.seconds + 0.2 * (key in self.slow))
+        time.sleep(self.seconds)
         if tried <= self.dies.get(key, 0):
             os.kill(os.getpid(), signal.SIGKILL)
         if tried <= self.fails.get(key, 0):

@@ -15,7 +15,8 @@ from rechunk_exec.errors import RechunkError, SerializationError, StorageError, 
 from rechunk_exec.executors import FuturesExecutor, PoolExecutor, resolve, worker_shape
 from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.tasks import ArrayRef, Stage
-from tests.executors.contract import PoolContract, Witness
+from rechunk_exec.testing.calls import Witness
+from tests.executors.contract import PoolContract
 from tests.executors.recording import Recording, make_stage
 
 

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from concurrent import futures
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 
+import rechunk_exec as rx
 from rechunk_exec.errors import PlanError
 from rechunk_exec.executors import (
     DaskExecutor,
@@ -66,6 +70,37 @@ def test_names_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known_names() == ("serial", "python", "threads", "processes", "dask", "beam", "gpu", "mine")
     with pytest.raises(PlanError, match="mine"):
         resolve("yours")
+
+
+def test_names_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "reversing-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: reversing\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        f"[{registry.ENTRY_POINTS}]\n"
+        "reversed = reversing:Reversed\n"
+        "fast = reversing_fast:Fast [speed]\n"
+        "lost = reversing:Lost\n"
+    )
+    (tmp_path / "reversing.py").write_text(
+        "from rechunk_exec.executors import ThreadsExecutor\n\n\n"
+        "class Reversed(ThreadsExecutor):\n"
+        "    name = 'reversed'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    executor = resolve("reversed")
+    assert (type(executor).__module__, executor.name) == ("reversing", "reversed")
+    assert executor_named("reversed", 5).tasks_per_worker == 5
+    assert known_names()[-3:] == ("fast", "lost", "reversed")
+    with pytest.raises(PlanError, match=r"ModuleNotFoundError.*pip install 'reversing\[speed\]'"):
+        resolve("fast")
+    with pytest.raises(PlanError, match=r"'lost' must load from 'reversing:Lost', which reversing declares"):
+        resolve("lost")
+    source = zarr.create_array(tmp_path / "source.zarr", data=np.arange(24.0).reshape(4, 6), chunks=(1, 6))
+    job = rx.rechunk(source, (4, 2), "1MB", tmp_path / "target.zarr", executor="reversed", progress=False)
+    assert np.array_equal(job.execute()[:], source[:])
+    assert job.report is not None
+    assert job.report.executor == "reversed"
 
 
 def test_objects() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rechunk_exec.executors import PoolExecutor, SerialExecutor
+from rechunk_exec.executors import SerialExecutor
 from tests.executors.contract import PoolContract
 from tests.executors.recording import Recording, make_stage
 
@@ -27,14 +27,16 @@ def test_an_interrupt_in_a_task_is_raised_at_once(tmp_path: Path) -> None:
     assert executor.staged_copy([make_stage(1, 3)]).tasks == 3
 
 
+def test_map_passes_on_what_is_no_exception_as_any_plain_loop() -> None:
+    executor = SerialExecutor()
+    with pytest.raises(SystemExit):
+        list(executor.map(_leave, [3]))
+    assert list(executor.map(abs, [-1])) == [1]
+
+
 class TestSerial(PoolContract):
     def make(self) -> SerialExecutor:
         return SerialExecutor()
-
-    def test_map_survives_what_is_no_exception(self, executor: PoolExecutor) -> None:
-        with pytest.raises(SystemExit):  # as in any plain loop
-            list(executor.map(_leave, [3]))
-        assert list(executor.map(abs, [-1])) == [1]
 
 
 def _leave(number: int) -> None:
