@@ -49,7 +49,7 @@ class Fingerprint:
     max_mem: int
     """In bytes."""
     temp: str
-    """Where intermediates are."""
+    """Where intermediates are; empty if that was not asked for, and they are beside the target."""
 
     def differences(self, other: Fingerprint, *, with_temp: bool) -> list[str]:
         """Return what differs between this job, which was begun, and another one, for people."""
@@ -60,7 +60,7 @@ class Fingerprint:
             *_members_differ("the target's", self.target_metadata, other.target_metadata),
         ]
         if with_temp:
-            found += _differ("temp_store", self.temp, other.temp)
+            found += _differ("temp_store", self.temp or None, other.temp or None)
         if not found:
             changed = set(self.source_chunks) ^ set(other.source_chunks)
             keys = sorted({stamp.key for stamp in changed})
