@@ -24,7 +24,7 @@ from rechunk_exec.preparation import JobPlaces
 from rechunk_exec.request import SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
-from rechunk_exec.status import JobStatus, read_status, unfinished_text
+from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
 from rechunk_exec.tasks import ArrayRef, OptionValue
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_nodes
 
@@ -145,6 +145,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         )
     )
     stored = storage.open_array(places.source, read_only=True)
+    refuse_unfinished_source(places.source)
     names = storage.dimension_names(stored)
     itemsize = stored.dtype.itemsize
     chunk = resolve_chunks(
@@ -168,7 +169,9 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
-    fingerprint = storage.fingerprint(stored, places.source, design.like, max_mem=budget, temp=places.temp)
+    fingerprint = storage.fingerprint(
+        stored, places.source, design.like, max_mem=budget, temp=None if temp_store is None else places.temp
+    )
     layouts = Layouts(
         shape=stored.shape,
         itemsize=itemsize,

@@ -35,7 +35,7 @@ from rechunk_exec.resuming import take_back
 from rechunk_exec.sizes import format_bytes
 from rechunk_exec.storage import FinishedRecord, JobRecord
 from rechunk_exec.tasks import CopyTask, Stage
-from rechunk_exec.verification import verify_copied
+from rechunk_exec.verification import VerifyOptions, verify_copied, verify_nodes
 
 logger = logging.getLogger("rechunk_exec")
 
@@ -236,6 +236,16 @@ class Rechunked:
         """The end of a job that had ended before."""
         self.stages = tuple(replace(stage, left=()) for stage in self.stages)
         self.report = CopyReport(executor=self._parts.executor.name, results=(), seconds=0.0)
+        places = self._parts.places
+        if self._parts.verify:
+            found = verify_nodes(
+                places.source, places.target, VerifyOptions(executor=self._parts.executor, max_mem=self.plan.max_mem)
+            )
+            if not found.ok:
+                raise RechunkError(
+                    f"the target must hold the source's bits; {found}; its job had ended, so the target "
+                    f"{places.target} was damaged or written to since; give mode='overwrite' to make it anew"
+                )
         return self._open_target()
 
     def _make_stages(self) -> tuple[Stage, ...]:

@@ -6,6 +6,7 @@ are created. What is replaced is gone before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,8 @@ from rechunk_exec.results import TaskResult
 from rechunk_exec.resuming import what_is_left
 from rechunk_exec.storage import JobRecord, Journal, Lease
 from rechunk_exec.tasks import ArrayRef, Stage
+
+logger = logging.getLogger("rechunk_exec")
 
 _METADATA_BYTES = 4096
 """A disk with less room than this is full: the metadata of an array would not fit."""
@@ -143,13 +146,16 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
     target = work.places.target
     refuse_what_is_there(work)
     refuse_places(work)
+    replaces = work.mode != "fail" and work.session is None
+    if replaces:
+        lease.await_workers()  # of a job before: they would write to the new arrays
+        _remove_intermediates_before(work)
     if work.intermediates:
-        storage.mark_temp(work.temp, target)
+        storage.mark_temp(work.temp, target, work.stages[0].job)
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
         storage.remove_moved_aside(target)
-        if work.mode != "fail" and work.session is None:
-            lease.await_workers()  # of a job before: they would write to the new array
+        if replaces:
             storage.remove_array(target)
             lease.claim()
         if journal is not None:
@@ -171,19 +177,42 @@ def _go_on(work: Undertaking, resumed: JobRecord) -> Begun:
         raise ResumeError(
             f"a job goes on as it was when it was planned; since then another one was begun at {target}; plan again"
         )
-    remainder = what_is_left(work.stages, Journal(target, record.job).results())
-    _remove_partials(work)
+    results = Journal(target, record.job).results()
     # A name of its own: what is still running for the job before it does not reach this one.
     journal = Journal(target, work.stages[0].job)
+    if work.intermediates:
+        if not storage.is_temp_of(work.temp, record.job):
+            remove_intermediates(work)
+        storage.mark_temp(work.temp, target, record.job, journal.job)
+    remainder = what_is_left(work.stages, results)
+    _remove_partials(work)
     if remainder.done:
         journal.add(remainder.done, level=1)
     journal.begin(_record(work))
     journal.forget(others=True)
-    if work.intermediates:
-        storage.mark_temp(work.temp, target)
     _create_intermediates(work, [stage for stage in remainder.stages if len(stage)])
     _create_target(work)
     return Begun(stages=remainder.stages, done=remainder.done, journal=journal)
+
+
+def _remove_intermediates_before(work: Undertaking) -> None:
+    """Remove the intermediates of the unfinished job that is replaced: nobody will read them."""
+    target = work.places.target
+    try:
+        before = storage.read_job(target) if work.places.journalled else None
+    except ResumeError:  # damaged, which may be why it is replaced
+        return
+    if before is None:
+        return
+    names = [stage.target for stage in before.plan.stages if stage.target != "target"]
+    for place in (storage.temp_place(target, None), work.places.temp):
+        if names and place is not None and storage.is_temp_of(place, before.job):
+            storage.remove_temp(place, names)
+    elsewhere = before.fingerprint.temp
+    given = "" if work.places.temp is None else str(work.places.temp)
+    # A path out of a document is not followed.
+    if names and elsewhere not in {"", given} and storage.read_finished(target) is None:
+        logger.warning("the job that is replaced had its intermediates in %s; remove them if they are there", elsewhere)
 
 
 def _create_anew(work: Undertaking) -> None:

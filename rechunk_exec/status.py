@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from rechunk_exec import storage
-from rechunk_exec.errors import StorageError
+from rechunk_exec.errors import ResumeError, StorageError
 from rechunk_exec.report.tally import format_seconds
 from rechunk_exec.results import TaskFailure
 from rechunk_exec.sizes import format_bytes
@@ -152,6 +153,25 @@ def unfinished_text(target: ArrayRef) -> str:
         paths = None
     refs = [target] if paths is None else [storage.child(target, path) for path in paths]
     return "; ".join(filter(None, map(_unfinished, refs)))
+
+
+def refuse_unfinished_source(source: ArrayRef) -> None:
+    """Raise if a job of ours was begun on an array that is to be read, and has not ended.
+
+    A copy of it would look done, and be wrong.
+
+    Raises
+    ------
+    StorageError
+    """
+    text = ""
+    with suppress(StorageError, ResumeError):  # it need not be listable, and a journal need not be readable
+        text = _unfinished(source)
+    if text:
+        raise StorageError(
+            f"a source must be whole; {text}; go on with that job first (mode='resume'), or remove the folder "
+            ".rechunk_exec in it to take the array as it is"
+        )
 
 
 def _unfinished(target: ArrayRef) -> str:

@@ -164,6 +164,20 @@ def test_an_existing_target_is_refused_and_overwritten_on_request(frame: Path, t
     assert_same_bits(tmp_path / "series.zarr")
 
 
+def test_a_job_that_had_ended_says_that_nothing_was_left(frame: Path, tmp_path: Path) -> None:
+    words = ("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--mode", "resume")
+    assert "no task was left" not in run(*words).stdout
+    assert "no task was left" in run(*words).stdout
+
+
+def test_info_shows_codecs_in_full(frame: Path, tmp_path: Path) -> None:
+    # Shards have long ones, of which it showed a SHA-256.
+    run("rechunk", frame, tmp_path / "series.zarr", *LAYOUT)
+    report = run_json("info", tmp_path / "series.zarr")
+    document = json.loads((tmp_path / "series.zarr" / "zarr.json").read_text())
+    assert json.loads(report["metadata"]["codecs"]) == document["codecs"]
+
+
 def test_a_source_that_is_missing_is_exit_code_1(tmp_path: Path) -> None:
     done = run("rechunk", tmp_path / "no.zarr", tmp_path / "series.zarr", *LAYOUT, code=1)
     assert "no.zarr" in done.stderr

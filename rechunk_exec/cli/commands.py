@@ -50,7 +50,10 @@ def rechunk(*, source: str, target: str, explain: bool, quiet: bool, as_json: bo
         assert report is not None
     if as_json:
         print_json({"target": target, "plan": json.loads(job.plan.to_json()), "report": report_document(report)})
-    console.print(report_table(report))
+    if report.tasks:
+        console.print(report_table(report))
+    else:
+        console.print("no task was left to run")
     console.print(f"written to {target}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -49,7 +49,7 @@ class Fingerprint:
     max_mem: int
     """In bytes."""
     temp: str
-    """Where intermediates are."""
+    """Where intermediates are; empty if that was not asked for, and they are beside the target."""
 
     def differences(self, other: Fingerprint, *, with_temp: bool) -> list[str]:
         """Return what differs between this job, which was begun, and another one, for people."""
@@ -60,7 +60,7 @@ class Fingerprint:
             *_members_differ("the target's", self.target_metadata, other.target_metadata),
         ]
         if with_temp:
-            found += _differ("temp_store", self.temp, other.temp)
+            found += _differ("temp_store", self.temp or None, other.temp or None)
         if not found:
             changed = set(self.source_chunks) ^ set(other.source_chunks)
             keys = sorted({stamp.key for stamp in changed})
@@ -92,24 +92,34 @@ def fingerprint(
 def layout_differences(begun: Fingerprint, there: StoredArray) -> list[str]:
     """Return in what, besides attributes, an array is not as the target of a job was to be; for people."""
     wanted = {name: value for name, value in begun.target_metadata.items() if not name.startswith("attribute")}
-    return _members_differ("its", wanted, layout_members(there))
+    return _members_differ("its", wanted, _shortened(layout_members(there)))
 
 
 def layout_members(stored: StoredArray) -> dict[str, str]:
-    """Return the members of an array's metadata documents but for attributes, as JSON; long ones by their SHA-256."""
-    return {name: value for name, value in _members(stored).items() if not name.startswith("attribute")}
+    """Return the members of an array's metadata documents but for attributes, as JSON."""
+    return {name: value for name, value in _whole_members(stored).items() if not name.startswith("attribute")}
 
 
 def _members(stored: StoredArray) -> dict[str, str]:
+    return _shortened(_whole_members(stored))
+
+
+def _shortened(members: Mapping[str, str]) -> dict[str, str]:
+    """Put the SHA-256 of a long member in its place."""
+    return {
+        name: text if len(text) <= _LONGEST_TEXT else "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+        for name, text in members.items()
+    }
+
+
+def _whole_members(stored: StoredArray) -> dict[str, str]:
     with quiet_zarr():
         documents = stored.metadata.to_buffer_dict(default_buffer_prototype())
     members: dict[str, str] = {}
     for name, document in documents.items():
         for member, value in json.loads(document.to_bytes()).items():
-            text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-            if len(text) > _LONGEST_TEXT:
-                text = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-            members[f"attribute {member}" if name == ".zattrs" else member] = text
+            named = f"attribute {member}" if name == ".zattrs" else member
+            members[named] = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return members
 
 

@@ -34,6 +34,7 @@ from rechunk_exec.tasks import ArrayRef
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
 
 _MARKER = ".rechunk_exec-temp"
+_BESIDE = ".rechunk_exec-temp"
 _REMOVING = "removing.json"
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
 """Names of folders that were moved aside, to be removed."""
@@ -54,12 +55,13 @@ def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
 def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
     """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if there is no beside.
 
-    Its name follows from the target's, so that a job begun again finds what it left. A target in icechunk
-    has no beside.
+    Its name follows from the target's, whatever way that is spelled, so that a job begun again finds what it left. A
+    target in icechunk has no beside.
     """
-    # A live store's own text tells it from others of its kind.
-    digest = hashlib.sha256(f"{target.store}/{target.path}".encode()).hexdigest()[:12]
+    target = _real_place(target)
     if temp is not None:
+        # A live store's own text tells it from others of its kind.
+        digest = hashlib.sha256(f"{target.store}/{target.path}".encode()).hexdigest()[:12]
         if not holds_documents(temp):
             raise PlanError(
                 f"intermediates do not go to icechunk, which would hold them for ever; got the temp_store {temp}; "
@@ -68,9 +70,20 @@ def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
         return child(temp, f"rechunk_exec-{digest}")
     if not holds_documents(target):
         return None
+    # No digest: who moves or copies the target with what is beside it can go on there.
     if target.path:
-        return replace(target, path=f"{target.path}.rechunk_exec-{digest}")
-    return replace(target, store=f"{target.store}.rechunk_exec-{digest}") if isinstance(target.store, str) else None
+        return replace(target, path=target.path + _BESIDE)
+    return replace(target, store=target.store + _BESIDE) if isinstance(target.store, str) else None
+
+
+def _real_place(ref: ArrayRef) -> ArrayRef:
+    """Return the place of an array without links on the way, and as one path, if it is on a local disk."""
+    path = local_path(ref)
+    if path is None:
+        return ref
+    with suppress(ValueError):  # a name with NUL, which is refused where it is opened
+        path = Path(os.path.realpath(path))
+    return replace(ref, store=str(path), path="")
 
 
 def child(ref: ArrayRef, name: str) -> ArrayRef:
@@ -178,8 +191,13 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
             raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
         return
     there = path
-    while not there.exists() and there != there.parent:
-        there = there.parent
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+    except OSError as error:  # such as a name that is too long
+        raise StorageError(
+            f"the {purpose} must be in a folder; {path} cannot be: {error}; give another place"
+        ) from error
     if not there.is_dir():
         raise StorageError(f"the {purpose} must be in a folder; {there} is a file, so {path} cannot be")
     if not os.access(there, os.W_OK) or os.statvfs(there).f_flag & os.ST_RDONLY:
@@ -194,16 +212,38 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
 
 def refuse_foreign_temp(place: ArrayRef) -> None:
     """Raise :class:`TargetExistsError` if the folder of intermediates holds something, and is not marked as ours."""
-    objects = objects_of(open_store(place, read_only=True), place.path)
-    marked = objects.read(_MARKER, lambda size: memoryview(bytearray(size))) is not None
-    if not marked and _occupant(place) is not None and not _holds_half_a_mark(place):
+    try:
+        taken = _read_mark(place) is None and _occupant(place) is not None and not _holds_half_a_mark(place)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"no intermediates can be stored at {place}: {error}; give another temp_store") from error
+    if taken:
         raise TargetExistsError(f"the place of the intermediates must be free or ours; {place} is neither; remove it")
 
 
-def mark_temp(place: ArrayRef, target: ArrayRef) -> None:
-    """Mark a folder of intermediates as ours, if it is not yet; see :func:`refuse_foreign_temp`."""
+def mark_temp(place: ArrayRef, target: ArrayRef, *jobs: str) -> None:
+    """Mark a folder of intermediates as ours, and as of these jobs; see :func:`refuse_foreign_temp`.
+
+    A job that is gone on with has two names for a moment: the one in the journal, and the one that is about to be.
+    """
     refuse_foreign_temp(place)
-    put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, str(target).encode())
+    text = "\n".join((*jobs, str(target)))
+    put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, text.encode())
+
+
+def is_temp_of(place: ArrayRef, job: str) -> bool:
+    """Whether a folder of intermediates is marked as of a job.
+
+    Its place follows from the target's alone. Where another target was moved away and back, the intermediates that are
+    there may be another job's: of the same sizes, and with other values.
+    """
+    mark = _read_mark(place)
+    return mark is not None and job in mark.splitlines()
+
+
+def _read_mark(place: ArrayRef) -> str | None:
+    objects = objects_of(open_store(place, read_only=True), place.path)
+    mark = objects.read(_MARKER, lambda size: memoryview(bytearray(size)))
+    return None if mark is None else bytes(mark).decode(errors="replace")
 
 
 def _holds_half_a_mark(place: ArrayRef) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 
 import numpy as np
 
@@ -37,8 +38,9 @@ class VerifyOptions:
     """What is known of a job of the target that has not ended."""
 
     def __post_init__(self) -> None:
-        if self.sample is not None and not 0 < self.sample <= 1:
-            raise PlanError(f"a sample is a share of the target, above 0 and up to 1; got {self.sample}")
+        is_number = isinstance(self.sample, Real)
+        if self.sample is not None and not (is_number and 0 < self.sample <= 1):
+            raise PlanError(f"a sample is a share of the target, above 0 and up to 1; got {self.sample!r}")
 
 
 def verify_arrays(source: ArrayRef, target: ArrayRef, options: VerifyOptions | None = None) -> VerifyReport:

@@ -17,7 +17,7 @@ from zarr.codecs import GzipCodec
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor
 from tests.faults.test_unfinished import FIRST, SECOND, SHAPE, stop_after
-from tests.jobs import ZarrArray, assert_exact, make_array, snapshot
+from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot
 
 STOPPED_AFTER = FIRST + 4
 
@@ -33,7 +33,8 @@ def wanted(folder: Path, **changed: Any) -> rx.Rechunked:
         "mode": "resume",
         "progress": False,
     }
-    return rx.rechunk(folder / "source", **(words | changed))
+    words |= {"source": folder / "source"} | changed
+    return rx.rechunk(**words)
 
 
 @pytest.fixture
@@ -181,3 +182,106 @@ def test_a_target_that_was_changed_since_is_refused(tmp_path: Path, source: Zarr
     with pytest.raises(rx.ResumeError, match="it was changed since: its chunk_grid"):
         wanted(tmp_path).execute()
     assert rx.status(tmp_path / "target").state == "unfinished"
+
+
+def test_intermediates_of_another_job_that_had_the_same_name_are_not_taken_for_its_own(tmp_path: Path) -> None:
+    # They were, having the right sizes: the array was wrong, and seemed finished.
+    names = ("source", "other")
+    for name in names:
+        made = make_array(tmp_path / name, SHAPE, (1, *SHAPE[1:]))
+        made[...] = elements(made) if name == "source" else elements(made)[::-1]
+        stop_after(FIRST + 2, wanted(tmp_path, source=tmp_path / name, mode="fail"))
+        (tmp_path / "target").rename(tmp_path / f"target of {name}")
+    for name in names:
+        (tmp_path / f"target of {name}").rename(tmp_path / "target")
+        job = wanted(tmp_path, source=tmp_path / name)
+        assert_exact(job.execute(), zarr.open_array(tmp_path / name, mode="r"))
+        assert job.report is not None
+        assert sum(result.stage == 1 for result in job.report.results) == SECOND - 2
+        (tmp_path / "target").rename(tmp_path / f"target of {name}")
+    assert list((tmp_path / "temp").iterdir()) == []
+
+
+def begun_beside(folder: Path, target: str, mode: str, **changed: Any) -> rx.Rechunked:
+    return wanted(folder, **({"target_store": folder / target, "temp_store": None, "mode": mode} | changed))
+
+
+@pytest.mark.parametrize("with_intermediates", [False, True])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_target_goes_on_where_it_was_moved_or_copied_to(
+    copied: bool, with_intermediates: bool, tmp_path: Path
+) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
+    stop_after(FIRST + 5, begun_beside(tmp_path, "target", "fail"))
+    endings = ["", ".rechunk_exec-temp"] if with_intermediates else [""]
+    for ending in endings:
+        old, new = tmp_path / f"target{ending}", tmp_path / f"new{ending}"
+        if copied:
+            shutil.copytree(old, new)
+        else:
+            old.rename(new)
+    job = begun_beside(tmp_path, "new", "resume")
+    assert_exact(job.execute(), source)
+    assert job.report is not None
+    stages = [result.stage for result in job.report.results]
+    assert stages.count(1) == SECOND - 5
+    assert (stages.count(0) == 0) is with_intermediates
+    assert not (tmp_path / "new.rechunk_exec-temp").exists()
+    if copied:
+        again = begun_beside(tmp_path, "target", "resume")
+        assert_exact(again.execute(), source)
+        assert again.report is not None
+        assert again.report.tasks == SECOND - 5
+
+
+def test_a_target_goes_on_under_another_spelling_of_its_path(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    stop_after(FIRST + 5, begun_beside(tmp_path, "link/group", "fail", array_name="a"))
+    job = begun_beside(tmp_path, "real/group/a", "resume")
+    assert_exact(job.execute(), source)
+    assert job.report is not None
+    assert job.report.tasks == SECOND - 5
+
+
+@pytest.mark.parametrize("changed", [{"max_mem": "1MB"}, {"temp_store": "elsewhere"}, {}])
+def test_replacing_an_unfinished_job_leaves_none_of_its_intermediates(changed: dict[str, Any], tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
+    stop_after(FIRST + 5, begun_beside(tmp_path, "target", "fail"))
+    if "temp_store" in changed:
+        changed = {"temp_store": tmp_path / "elsewhere"}
+    assert_exact(begun_beside(tmp_path, "target", "overwrite", **changed).execute(), source)
+    assert {path.name for path in tmp_path.iterdir()} - {"elsewhere"} == {"source", "target"}
+
+
+def test_intermediates_elsewhere_of_a_job_that_is_replaced_are_named(
+    tmp_path: Path, source: ZarrArray, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert_exact(begun_beside(tmp_path, "target", "overwrite").execute(), source)
+    (left,) = (tmp_path / "temp").iterdir()
+    assert str(left) in caplog.text
+
+
+def test_an_unfinished_target_is_no_source(tmp_path: Path, source: ZarrArray) -> None:
+    before = snapshot(tmp_path)
+    with pytest.raises(rx.StorageError, match=r"a source must be whole; .*target is unfinished: .*mode='resume'"):
+        rx.rechunk(tmp_path / "target", (4, 4, 4), "1MB", tmp_path / "copy")
+    assert snapshot(tmp_path) == before
+    wanted(tmp_path).execute()
+    copy = rx.rechunk(tmp_path / "target", (4, 4, 4), "1MB", tmp_path / "copy", progress=False).execute()
+    assert_exact(copy, source)
+
+
+def test_a_finished_target_that_was_damaged_is_found_by_a_resume_that_verifies(
+    tmp_path: Path, source: ZarrArray
+) -> None:
+    wanted(tmp_path, verify=True).execute()
+    again = wanted(tmp_path, verify=True)
+    assert_exact(again.execute(), source)
+    assert again.report is not None
+    assert again.report.tasks == 0
+    (tmp_path / "target" / "c" / "0" / "3" / "2").unlink()
+    with pytest.raises(rx.RechunkError, match=r"1 of 30 boxes differ.*\(0, 12, 8\).*mode='overwrite'"):
+        wanted(tmp_path, verify=True).execute()
+    assert_exact(wanted(tmp_path, mode="overwrite", verify=True).execute(), source)

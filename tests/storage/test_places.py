@@ -21,6 +21,7 @@ from rechunk_exec.storage import (
     mark_temp,
     open_array,
     refuse_existing,
+    refuse_foreign_temp,
     refuse_overlap,
     refuse_unwritable,
     remove_array,
@@ -77,7 +78,8 @@ def test_the_folder_of_intermediates_follows_from_the_target() -> None:
     assert str(place.store).startswith("/scratch/rechunk_exec-")
     next_to = temp_place(one, None)
     assert next_to is not None
-    assert str(next_to.store).startswith("/d/a.zarr.rechunk_exec-")
+    assert str(next_to.store) == "/d/a.zarr.rechunk_exec-temp"
+    assert temp_place(ArrayRef(store="/d", path="a.zarr"), None) == next_to
 
 
 def test_two_targets_in_memory_do_not_share_a_folder_of_intermediates() -> None:
@@ -358,3 +360,15 @@ def test_an_array_behind_a_link_is_removed_and_the_link_stays(tmp_path: Path) ->
 )
 def test_child(ref: ArrayRef, name: str, wanted: tuple[str, str]) -> None:
     assert (child(ref, name).store, child(ref, name).path) == wanted
+
+
+def test_a_name_that_is_too_long_for_intermediates_is_an_error_of_ours(tmp_path: Path) -> None:
+    target = array_ref(tmp_path / ("t" * 245))
+    refuse_unwritable(target, 0, "target")
+    place = temp_place(target, None)
+    assert place is not None
+    with pytest.raises(StorageError, match="too long"):
+        refuse_foreign_temp(place)
+    with pytest.raises(StorageError, match="too long"):
+        refuse_unwritable(place, 0, "temp store")
+    assert tree(tmp_path) == []

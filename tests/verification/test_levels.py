@@ -257,8 +257,8 @@ def test_a_sample_does_not_read_all_of_the_target(tmp_path: Path) -> None:
     assert len(verify_arrays(source, target).differing) == 72
 
 
-@pytest.mark.parametrize("sample", [0, -0.1, 1.5, float("nan")])
-def test_what_is_no_share_is_refused(sample: float) -> None:
+@pytest.mark.parametrize("sample", [0, -0.1, 1.5, float("nan"), "0.1"])
+def test_what_is_no_share_is_refused(sample: Any) -> None:
     with pytest.raises(PlanError, match="sample"):
         VerifyOptions(sample=sample)
 
