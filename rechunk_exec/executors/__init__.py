@@ -1,4 +1,4 @@
-"""Where tasks run: serial, threads, processes, dask, any pool, any function. Layer: above copy, below report and api.
+"""Where tasks run: on this machine, on clusters, in any pool or function. Layer: above copy, below report and api.
 
 An executor schedules and does no chunk arithmetic: stages in order, a full barrier between them, each task at least
 once (:class:`~rechunk_exec.executors.base.Executor`). Pools of workers also offer ``map``, ``put`` and
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.executors.dask import DaskExecutor
+from rechunk_exec.executors.flink import FlinkExecutor
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
 from rechunk_exec.executors.machine import available_cores, memory_limit
@@ -29,6 +30,7 @@ from rechunk_exec.tasks import Stage
 __all__ = [
     "DaskExecutor",
     "Executor",
+    "FlinkExecutor",
     "FunctionExecutor",
     "FuturesExecutor",
     "PoolExecutor",

@@ -109,7 +109,9 @@ class FunctionExecutor:
         if missing:
             done = {(result.stage, result.index) for result in results}
             named = "; ".join(
-                f"of stage {stage.number}: {_missing(stage, done)}" for stage in stages if _missing(stage, done)
+                f"of stage {stage.number}: {missing_tasks(stage, done)}"
+                for stage in stages
+                if missing_tasks(stage, done)
             )
             raise RechunkError(
                 f"the function given as executor must return after all tasks are done; {self.name!r} returned with "
@@ -117,8 +119,8 @@ class FunctionExecutor:
             )
 
 
-def _missing(stage: Stage, done: set[tuple[int, int]]) -> str:
-    """Name the tasks that are missing, as runs of numbers; "" if none are."""
+def missing_tasks(stage: Stage, done: set[tuple[int, int]]) -> str:
+    """Return the numbers of the tasks that are missing, as a few runs, for people; "" if none are."""
     runs: list[list[int]] = []
     for index in map(stage.task_number, range(len(stage))):
         if (stage.number, index) in done:
