@@ -83,7 +83,7 @@ class Cluster:
             time.sleep(0.1)
 
     def processes(self) -> list[psutil.Process]:
-        """All that run for this cluster: those that have its folder in their environment, but for this program's own."""
+        """All that have its folder in their environment, without this program and those that it has started."""
         ours = {psutil.Process(), *psutil.Process().children(recursive=True)}
         found = []
         for process in psutil.process_iter():
@@ -127,6 +127,29 @@ def running_flink(folder: Path, task_managers: int = 2, slots: int = 2) -> Itera
         for process in left:
             process.kill()
     assert not left, f"processes were left: {left}"
+
+
+@contextmanager
+def held_gateway() -> Iterator[None]:
+    """Hold the Java process that PyFlink starts in this program, and end it with the block; PyFlink lets go of it."""
+    java_gateway: Any = needed_module("pyflink.java_gateway")
+    launch = java_gateway.launch_gateway_server_process
+    held: list[subprocess.Popen[bytes]] = []
+
+    def launch_and_hold(*arguments: Any) -> subprocess.Popen[bytes]:
+        held.append(launch(*arguments))
+        return held[-1]
+
+    java_gateway.launch_gateway_server_process = launch_and_hold
+    try:
+        yield
+    finally:
+        java_gateway.launch_gateway_server_process = launch
+        gateway, java_gateway._gateway = java_gateway._gateway, None
+        for process in held:
+            gateway.shutdown()
+            with process:
+                process.terminate()
 
 
 def _free_ports(count: int) -> list[int]:

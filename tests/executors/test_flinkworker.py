@@ -138,7 +138,7 @@ def test_another_attempt_passes_over_what_was_noted(make: Make, journal: Journal
 def test_a_worker_that_does_not_see_the_arrays(make: Make, tmp_path: Path) -> None:
     worker = make(Tries())
     worker.landmarks = Landmarks(paths=(str(tmp_path / "elsewhere"),), arrays=())
-    with pytest.raises(StorageError, match="must see the arrays.*elsewhere: it does not exist there"):
+    with pytest.raises(StorageError, match=r"must see the arrays.*elsewhere: it does not exist there"):
         worker.open(Context())
 
 
@@ -155,7 +155,9 @@ def test_what_travels_does_not_grow_with_the_tasks(make: Make) -> None:
     assert sizes[1] - sizes[0] < 20
 
 
-@pytest.mark.parametrize("tasks, workers", [(0, 1), (1, 4), (63, 2), (1000, 4), (7001, 3), (14_000_000, 2), (10**9, 64)])
+@pytest.mark.parametrize(
+    "tasks, workers", [(0, 1), (1, 4), (63, 2), (1000, 4), (7001, 3), (14_000_000, 2), (10**9, 64)]
+)
 def test_ranges_are_all_of_the_tasks(tasks: int, workers: int) -> None:
     ranges = ranges_of(tasks, workers)
     assert len(ranges) <= 10_000
