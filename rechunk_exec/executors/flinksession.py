@@ -174,7 +174,7 @@ def root_cause(error: BaseException) -> str:
 
     Examples
     --------
-    >>> root_cause(RuntimeError("JobExecutionException: failed\\nCaused by: java.io.IOException: no\\n\\tat x.y"))
+    >>> root_cause(RuntimeError("JobExecutionException: failed\nCaused by: java.io.IOException: no"))
     'java.io.IOException: no'
     """
     lines = [line.strip() for line in str(error).splitlines()]

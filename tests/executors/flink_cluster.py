@@ -132,6 +132,7 @@ def running_flink(folder: Path, task_managers: int = 2, slots: int = 2) -> Itera
 @contextmanager
 def held_gateway() -> Iterator[None]:
     """Hold the Java process that PyFlink starts in this program, and end it with the block; PyFlink lets go of it."""
+    needed_module("pyflink")
     java_gateway: Any = needed_module("pyflink.java_gateway")
     launch = java_gateway.launch_gateway_server_process
     held: list[subprocess.Popen[bytes]] = []

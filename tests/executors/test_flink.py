@@ -104,7 +104,7 @@ def test_a_job_of_two_stages(cluster: Cluster, plan: Plan, source: Any, told: Pa
 
 
 def test_a_task_that_always_fails_and_resuming(cluster: Cluster, plan: Plan, source: Any, told: Path) -> None:
-    executor = resolve(f"flink:{cluster.address}")
+    executor = executor_named(f"flink:{cluster.address}", 2)
     assert isinstance(executor, FlinkExecutor)
     executor.task_function = ToldCopy(told, fails={(1, 2): ALWAYS}, seconds=0.2)
     with pytest.raises(TaskError, match=r"task 2 of stage 1.*source|task 2 of stage 1.*temp") as caught:
@@ -204,7 +204,7 @@ from tests.jobs import ToldCopy
 
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[1])
-    executor = FlinkExecutor(sys.argv[2])
+    executor = FlinkExecutor(sys.argv[2], workers=2)
     executor.task_function = ToldCopy(folder / "told", seconds=600)
     job = rx.rechunk(folder / "source.zarr", (32, 4, 4), "20kB", folder / "t.zarr", executor=executor, progress=False)
     job.execute()
