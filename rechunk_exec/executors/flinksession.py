@@ -34,6 +34,8 @@ _OPTIONS = {
 _SUBMITTED = "PYFLINK_GATEWAY_PORT"
 """Set in the environment of programs that ``flink run`` has started."""
 _ADDRESS = re.compile(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*([^\s].*)")
+_CAUSED = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 _LOOPBACK = "python.loopback-server.address"
 """Set in a session on this machine whose Python workers are threads of this process."""
 
@@ -106,8 +108,10 @@ class FlinkSession:
             elif self._address is not None:
                 self._env = _remote(self._address, self._options)
             else:
+                # A cluster on this machine takes any port: the configuration may name that of one that runs here already.
+                ports = {} if _SUBMITTED in os.environ else {"rest.port": "0", "rest.bind-port": "0"}
                 with _workers_apart():
-                    configuration = Configuration.from_dict(self._options)
+                    configuration = Configuration.from_dict({**ports, **self._options})
                     self._env = StreamExecutionEnvironment.get_execution_environment(configuration)
         return self._env
 
@@ -177,11 +181,10 @@ def root_cause(error: BaseException) -> str:
     >>> root_cause(RuntimeError("JobExecutionException: failed\nCaused by: java.io.IOException: no"))
     'java.io.IOException: no'
     """
-    lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line.startswith("rechunk_exec.")]  # raised by a worker of ours
-    caused = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    first = f"{type(error).__name__}: {lines[0] if lines else ''}"
-    return (told or caused or [first])[-1]
+    raised = _RAISED.findall(str(error))
+    caused = _CAUSED.findall(str(error))
+    first = [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[:1]]
+    return str((raised or caused or first or [type(error).__name__])[-1])
 
 
 def _shape_at(address: str, workers: int | None) -> WorkerShape:

@@ -16,7 +16,7 @@ import pytest
 
 import rechunk_exec as rx
 from rechunk_exec.errors import MissingExtraError, PlanError, RechunkError, TaskError
-from rechunk_exec.executors import FlinkExecutor, executor_named, resolve, sight, worker_shape
+from rechunk_exec.executors import FlinkExecutor, executor_named, resolve, worker_shape
 from rechunk_exec.executors.sight import Landmarks
 from rechunk_exec.results import Event
 from tests.conftest import Needs
@@ -152,17 +152,9 @@ def test_workers_that_do_not_see_the_arrays(
     cluster: Cluster, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = Landmarks(paths=(str(tmp_path / "not-mounted"),), arrays=())
-    monkeypatch.setattr(sight, "Landmarks", _AlwaysThese(elsewhere))
+    monkeypatch.setattr(Landmarks, "of", lambda stages: elsewhere)
     with pytest.raises(RechunkError, match=r"StorageError: workers of Flink must see the arrays.*not-mounted"):
         plan(FlinkExecutor(cluster.address, workers=1)).execute()
-
-
-class _AlwaysThese:
-    def __init__(self, landmarks: Landmarks) -> None:
-        self.landmarks = landmarks
-
-    def of(self, stages: object) -> Landmarks:
-        return self.landmarks
 
 
 def test_flink_run(cluster: Cluster, tmp_path: Path, source: Any) -> None:
@@ -233,13 +225,27 @@ def test_an_interrupt_ends_the_job_and_its_workers(cluster: Cluster, tmp_path: P
 
 
 def test_a_cluster_on_this_machine(cluster: Cluster, plan: Plan, source: Any, told: Path) -> None:
-    executor = FlinkExecutor(workers=2, options={"rest.port": "0", "rest.bind-port": "0"})
+    executor = FlinkExecutor(workers=2)
     assert (worker_shape(executor).workers, worker_shape(executor).tasks_per_worker) == (2, 1)
     executor.task_function = ToldCopy(told)
     assert_exact(plan(executor).execute(), source)
     pids = {path.name.split("-")[2] for path in told.glob("*.json")}
     assert str(os.getpid()) not in pids
     assert len(pids) >= 2
+
+
+def test_a_session_that_is_given(cluster: Cluster, plan: Plan, source: Any, told: Path) -> None:
+    from pyflink.common import Configuration
+    from pyflink.datastream import StreamExecutionEnvironment
+
+    ports = Configuration.from_dict({"rest.port": "0", "rest.bind-port": "0", "parallelism.default": "2"})
+    executor = FlinkExecutor(env=StreamExecutionEnvironment.get_execution_environment(ports))
+    shape = worker_shape(executor)
+    assert (shape.workers, shape.tasks_per_worker, executor.tasks_per_worker) == (1, 2, 2), "threads of this program"
+    executor.task_function = copy = ToldCopy(told)
+    assert_exact(plan(executor).execute(), source)
+    assert {path.name.split("-")[2] for path in told.glob("*.json")} == {str(os.getpid())}
+    assert most_at_once(copy.told()) <= 2
 
 
 def test_wrong_options_on_a_cluster(cluster: Cluster) -> None:
