@@ -6,10 +6,14 @@ to be read or tested. It travels once a slot, with the stage in it; elements are
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import psutil
 
 from rechunk_exec.copy import configure_worker, finished_results, release_memory
 from rechunk_exec.errors import RechunkError, StorageError
@@ -20,7 +24,7 @@ from rechunk_exec.storage import Journal
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
 _LOOK_S = 1.0
-"""How often a worker looks whether a task of the stage has failed for good."""
+"""How often a worker looks whether a task of the stage has failed for good, and whether its task manager is there."""
 
 
 class RuntimeContext(Protocol):
@@ -70,6 +74,7 @@ class RangeWorker:
         self._refuse()
         if self.cores is not None:
             configure_worker(self.cores)
+            _end_with_task_manager()
         self._journal = Journal(self.journal, self.stage.job)
         self._attempt = context.get_attempt_number()
         if self._attempt:  # an attempt begins from the first element, and what the last one noted need not run again
@@ -140,3 +145,19 @@ class RangeWorker:
             self._looked = now
             self._stopped = any(failure.stage == self.stage.number for failure in self._notes.failures())
         return self._stopped
+
+
+def _end_with_task_manager() -> None:
+    """End this process soon after the Java process that started it, which a worker of Flink does not do by itself.
+
+    Else one whose task manager was killed would go on with its range, and then stay for ever.
+    """
+    java = next((parent for parent in psutil.Process().parents() if "java" in parent.name()), None)
+    if java is not None:
+        threading.Thread(target=_end_after, args=(java,), name="rechunk_exec-parent", daemon=True).start()
+
+
+def _end_after(process: psutil.Process) -> None:
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(_LOOK_S)
+    os._exit(1)

@@ -123,10 +123,18 @@ def running_flink(folder: Path, task_managers: int = 2, slots: int = 2) -> Itera
         yield cluster
     finally:
         cluster.script("stop-cluster.sh")
-        left = psutil.wait_procs(cluster.processes(), timeout=30)[1]
+        left = list(filter(is_alive, psutil.wait_procs(cluster.processes(), timeout=30)[1]))
         for process in left:
             process.kill()
     assert not left, f"processes were left: {left}"
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended, though nobody may have asked for its exit status."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from rechunk_exec.executors import FlinkExecutor, executor_named, resolve, worke
 from rechunk_exec.executors.sight import Landmarks
 from rechunk_exec.results import Event
 from tests.conftest import Needs
-from tests.executors.flink_cluster import Cluster, held_gateway, running_flink
+from tests.executors.flink_cluster import Cluster, held_gateway, is_alive, running_flink
 from tests.executors.recording import ALWAYS, most_at_once
 from tests.executors.workers import wait_until
 from tests.jobs import ToldCopy, assert_exact, assert_kept_promises, make_array
@@ -129,10 +129,12 @@ def test_a_task_manager_that_is_killed(cluster: Cluster, plan: Plan, source: Any
     executor = FlinkExecutor(cluster.address)
     executor.task_function = ToldCopy(told, seconds=1.0)
     killed: list[psutil.Process] = []
+    orphans: list[psutil.Process] = []
 
     def kill_one(event: Event) -> None:
         if event.kind == "task" and event.stage == 0 and not killed:
             killed.append(cluster.task_managers()[0])
+            orphans.extend(killed[0].children(recursive=True))
             killed[0].kill()
 
     job = plan(executor)
@@ -143,6 +145,8 @@ def test_a_task_manager_that_is_killed(cluster: Cluster, plan: Plan, source: Any
         assert job.report.retries, "it is told that tasks were begun again"
         assert_kept_promises(job)
         assert not list(Path(str(job.stages[1].target.store)).rglob("*.partial"))
+        assert len(orphans) >= 2, "its Python processes do not outlive it"
+        wait_until(lambda: not any(map(is_alive, orphans)), timeout_s=60)
     finally:
         cluster.script("taskmanager.sh", "start")
         cluster.wait_for_slots(4)
