@@ -108,7 +108,7 @@ class FlinkSession:
             elif self._address is not None:
                 self._env = _remote(self._address, self._options)
             else:
-                # A cluster inside this program takes any port: the configuration may name that of one that runs already.
+                # A cluster inside this program takes any port: the configuration may name that of one that runs.
                 ports = {} if _SUBMITTED in os.environ else {"rest.port": "0", "rest.bind-port": "0"}
                 with _workers_apart():
                     configuration = Configuration.from_dict({**ports, **self._options})

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -158,6 +159,7 @@ def _end_with_task_manager() -> None:
 
 
 def _end_after(process: psutil.Process) -> None:
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(_LOOK_S)
+    with suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(_LOOK_S)
     os._exit(1)
