@@ -30,6 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="the fault harness runs many more rounds")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what must not run beside other tests."""
+    for item in items:
+        if item.get_closest_marker("memory") or item.get_closest_marker("serial"):
+            item.add_marker("alone")
+
+
 @pytest.fixture
 def long(request: pytest.FixtureRequest) -> bool:
     """Whether many rounds are wanted."""

@@ -26,7 +26,8 @@ def test_what_it_does_is_told_in_three_lines() -> None:
 def test_there_are_two_shell_commands_of_one_line_each() -> None:
     demo, tests = blocks("sh")
     assert demo.endswith(" && .venv/bin/rechunk-exec demo\n")
-    assert tests.endswith(" && .venv/bin/python -m pytest\n")
+    assert " && .venv/bin/python -m pytest -n auto --dist loadfile -m 'not alone' && " in tests
+    assert tests.endswith(" && .venv/bin/python -m pytest -m alone\n")
     for command in (demo, tests):
         assert command.startswith("python3 -m venv .venv && .venv/bin/pip install ")
         assert command.count("\n") == 1

@@ -37,7 +37,7 @@ SHAPE, CHUNKS, OLD_CHUNKS = (24, 24, 20), (24, 4, 4), (12, 8, 4)
 MAX_MEM = 6000
 TASKS = 12 + 30
 """Of the two stages."""
-EXECUTORS = ("serial", "threads", "processes")
+EXECUTORS = ("serial", "threads", "processes", "dask")
 AIMS = ("group", "group", "group", "driver", "worker", "SIGTERM", "SIGINT")
 """Who is killed, and by what if not by SIGKILL; as often as it is named."""
 _PATIENCE_S = 120.0
@@ -149,7 +149,10 @@ class Scene:
             status = rx.status(self.target)
             assert (status.total, status.done) == (TASKS, len(self.journalled()))
             if (self.target / "zarr.json").exists():
-                assert rx.verify(self.source, self.target).ok == self.holds_the_answer()
+                report = rx.verify(self.source, self.target)
+                assert report.unfinished
+                assert not report.ok
+                assert (report.differing == ()) == self.holds_the_answer()
         else:
             assert self.holds_the_answer()
         self.check_others()

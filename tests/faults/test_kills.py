@@ -16,6 +16,7 @@ import pytest
 import zarr
 
 import rechunk_exec as rx
+from tests.conftest import Needs
 from tests.faults.driver import tasks_begun
 from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, TASKS, Figures, Killing, Scene, run_jobs
 from tests.jobs import make_array
@@ -23,7 +24,9 @@ from tests.values import position_values, same_bits
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, long: bool) -> None:
+def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, long: bool, needs: Needs) -> None:
+    if executor == "dask":
+        needs("distributed")
     figures = Figures()
     run_jobs(tmp_path, (executor,), 35 if long else 4, 11, figures)
     print(figures)

@@ -19,11 +19,12 @@ from zarr.storage import FsspecStore, MemoryStore, ObjectStore, ZipStore
 import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.executors import ProcessesExecutor
+from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.storage import array_ref, finer_read_unit, open_array, open_reader
 from rechunk_exec.storage.objects import objects_of
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
-from tests.conftest import needed_module
+from tests.conftest import Needs, needed_module
 from tests.jobs import assert_exact, assert_kept_promises, make_array
 from tests.s3 import KEY, SECRET, Bucket
 from tests.storage.arrays import region_of
@@ -49,15 +50,19 @@ def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rech
 
 
 @pytest.fixture
-def executor(request: pytest.FixtureRequest) -> Iterator[Any]:
+def executor(request: pytest.FixtureRequest, needs: Needs, s3: Bucket) -> Iterator[Any]:
     if request.param == "processes":
         with ProcessesExecutor(2) as pool:
             yield pool
+    elif request.param == "dask":
+        needs("distributed")
+        with DaskExecutor(workers=2) as cluster:
+            yield cluster
     else:
         yield request.param
 
 
-EVERYWHERE = pytest.mark.parametrize("executor", ["serial", "threads", "processes"], indirect=True)
+EVERYWHERE = pytest.mark.parametrize("executor", ["serial", "threads", "processes", "dask"], indirect=True)
 
 
 @EVERYWHERE
