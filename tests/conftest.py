@@ -19,6 +19,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 PYTHON_NEEDED = {"disp_xr": (3, 12)}
 """Packages that cannot be had on every Python that this package supports."""
+APART = frozenset({"pyflink", "flink_jar"})
+"""What ``all`` does not ask for, only its name does: a package that wants an environment of its own, and a file that
+Beam fetches where it can."""
 
 Needs = Callable[[str], ModuleType]
 
@@ -46,7 +49,8 @@ def needs() -> Needs:
     """Import an optional package for a test: ``needs("disp_xr")``.
 
     A missing one is a skip on a user's machine. Where the variable RECHUNK_EXEC_REQUIRE names it, or is ``all``, it is
-    a failure, so that a green run in CI means that everything was tested.
+    a failure, so that a green run in CI means that everything was tested. PyFlink, which has an environment of its own,
+    is asked for by its name only.
     """
     return needed_module
 
@@ -66,7 +70,7 @@ def needed_module(name: str) -> ModuleType:
 def is_required(name: str) -> bool:
     """Whether a test may not be skipped for the lack of ``name``."""
     required = os.environ.get("RECHUNK_EXEC_REQUIRE", "").replace(",", " ").split()
-    return "all" in required or name in required
+    return name in required or ("all" in required and name not in APART)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.executors.beam import BeamExecutor
 from rechunk_exec.executors.dask import DaskExecutor
+from rechunk_exec.executors.flink import FlinkExecutor
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
 from rechunk_exec.executors.gpu import GpuExecutor
@@ -32,6 +33,7 @@ __all__ = [
     "BeamExecutor",
     "DaskExecutor",
     "Executor",
+    "FlinkExecutor",
     "FunctionExecutor",
     "FuturesExecutor",
     "GpuExecutor",

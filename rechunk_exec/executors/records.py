@@ -307,11 +307,11 @@ def missing_tasks(stages: Sequence[Stage], results: Sequence[TaskResult]) -> str
     if not missing:
         return ""
     done = {(result.stage, result.index) for result in results}
-    named = [(stage.number, runs) for stage in stages if (runs := _missing(stage, done))]
+    named = [(stage.number, runs) for stage in stages if (runs := missing_runs(stage, done))]
     return f"{missing} of {total} tasks missing: " + "; ".join(f"of stage {number}: {runs}" for number, runs in named)
 
 
-def _missing(stage: Stage, done: set[tuple[int, int]]) -> str:
+def missing_runs(stage: Stage, done: set[tuple[int, int]]) -> str:
     """Name the tasks that are missing, as runs of numbers; "" if none are."""
     runs: list[list[int]] = []
     for index in map(stage.task_number, range(len(stage))):

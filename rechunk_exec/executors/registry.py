@@ -12,6 +12,7 @@ from rechunk_exec.executors.base import Executor
 from rechunk_exec.executors.beam import BeamExecutor
 from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.executors.daskcluster import is_client
+from rechunk_exec.executors.flink import FlinkExecutor
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
 from rechunk_exec.executors.gpu import GpuExecutor
@@ -31,6 +32,7 @@ _BUILT_IN: dict[str, Any] = {
     "processes": ProcessesExecutor,
     "dask": DaskExecutor,
     "beam": BeamExecutor,
+    "flink": FlinkExecutor,
     "gpu": GpuExecutor,
 }
 
@@ -79,7 +81,8 @@ def resolve(executor: object) -> Executor:
 def executor_named(name: str, workers: int | None = None) -> Executor:
     """Return a new executor of a name, with so many workers if given.
 
-    ``dask:tcp://host:8786`` is the cluster whose scheduler is at that address.
+    ``dask:tcp://host:8786`` is the cluster whose scheduler is at that address, ``flink:host:8081`` the one whose job
+    manager is.
 
     Raises
     ------
@@ -94,6 +97,8 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
         if workers is not None:
             raise PlanError(f"a cluster that is given has its workers already; got workers={workers} and {name!r}")
         return DaskExecutor(address)
+    if kind == "flink" and address:
+        return FlinkExecutor(address, workers=workers)
     if found is None:
         added = _added()
         if name not in added:

@@ -45,7 +45,7 @@ def test_names(name: str, kind: type) -> None:
     assert name in known_names()
 
 
-@pytest.mark.parametrize("name", ["flunk", "thread", "", "Serial", "dask:"])
+@pytest.mark.parametrize("name", ["flunk", "thread", "", "Serial", "dask:", "flink:"])
 def test_unknown_names(name: str) -> None:
     with pytest.raises(PlanError, match="serial, python, threads, processes, dask") as caught:
         resolve(name)
@@ -67,7 +67,7 @@ def test_names_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda *, group: points if group == registry.ENTRY_POINTS else [])
     assert isinstance(resolve("mine"), ThreadsExecutor)
     assert isinstance(resolve("serial"), SerialExecutor), "built-in names come first"
-    assert known_names() == ("serial", "python", "threads", "processes", "dask", "beam", "gpu", "mine")
+    assert known_names() == ("serial", "python", "threads", "processes", "dask", "beam", "flink", "gpu", "mine")
     with pytest.raises(PlanError, match="mine"):
         resolve("yours")
 

@@ -1,0 +1,265 @@
+"""The only user of PyFlink: a session with a cluster, and jobs in it. Layer: executors, below flink.
+
+A session is made when it is needed, since PyFlink starts a Java process for it. What a cluster offers is asked of its
+`REST service <https://nightlies.apache.org/flink/flink-docs-stable/docs/ops/rest_api/>`_, which needs none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rechunk_exec.errors import MissingExtraError, PlanError, RechunkError
+from rechunk_exec.executors.base import WorkerShape
+from rechunk_exec.executors.machine import available_cores
+
+RESTARTS = 3
+"""How often Flink starts the parts of a job again that were lost."""
+_ANSWER_S = 10.0
+"""How long a job manager may take to answer."""
+_OPTIONS = {
+    "execution.runtime-mode": "BATCH",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": str(RESTARTS),
+    "restart-strategy.fixed-delay.delay": "1 s",
+    "python.fn-execution.bundle.size": "1",  # a range is long: none waits inside a worker while another slot is free
+}
+_SUBMITTED = "PYFLINK_GATEWAY_PORT"
+"""Set in the environment of programs that ``flink run`` has started."""
+_ADDRESS = re.compile(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*([^\s].*)")
+_CAUSED = re.compile(r"^Caused by: (.*)", re.MULTILINE)
+_LOOPBACK = "python.loopback-server.address"
+"""Set in a session on this machine whose Python workers are threads of this process."""
+
+
+class FlinkSession:
+    """A session with a cluster: given, at an address, the one that ``flink run`` was told, or on this machine.
+
+    Parameters
+    ----------
+    address : str or None
+        ``host:port`` of the job manager's REST service.
+    env : StreamExecutionEnvironment or None
+    workers : int or None
+        Tasks that are to run at once.
+    options : mapping
+        Of Flink's configuration, besides our own.
+    """
+
+    def __init__(self, address: str | None, env: Any, workers: int | None, options: Mapping[str, str]) -> None:
+        self._address = address
+        self._given = env
+        self._env: Any = None
+        self._workers = workers
+        self._options = {"python.executable": sys.executable, **_OPTIONS, **options}
+
+    def shape(self) -> WorkerShape:
+        """Return what the slots offer; see :attr:`~rechunk_exec.executors.flink.FlinkExecutor.worker_shape`."""
+        if self._address is not None:
+            return _shape_at(self._address, self._workers)
+        if self._given is None and _SUBMITTED not in os.environ:  # nothing is started for this
+            return _shape_here(self._workers or available_cores(), threads=False)
+        env, configuration = self._environment(), self._configuration()
+        workers = self._workers or int(env.get_parallelism())
+        if configuration.get("execution.target") == "remote":
+            return _shape_at(f"{configuration['rest.address']}:{configuration.get('rest.port', '8081')}", workers)
+        return _shape_here(workers, threads=_LOOPBACK in configuration)
+
+    def submit(self, name: str, function: object, elements: Sequence[tuple[int, int]], parallelism: int) -> FlinkJob:
+        """Start a job that calls ``function`` on each of ``elements``, dealt out evenly.
+
+        Raises
+        ------
+        RechunkError
+            If the cluster does not take it.
+        """
+        env = self._environment()
+        from pyflink.datastream.connectors.base import Sink
+        from pyflink.java_gateway import get_gateway
+
+        nowhere = get_gateway().jvm.org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink()
+        try:
+            stream = env.from_collection(list(elements)).rebalance()
+            stream.process(function).set_parallelism(parallelism).sink_to(Sink(nowhere)).set_parallelism(parallelism)
+            return FlinkJob(env.execute_async(name))
+        except Exception as error:
+            raise RechunkError(
+                f"a cluster of Flink must take the job {name!r}; it did not: {root_cause(error)}; see the cause"
+            ) from error
+
+    def _environment(self) -> Any:
+        """PyFlink's session, made when it is needed."""
+        if self._env is None:
+            require_pyflink()
+            from pyflink.common import Configuration
+            from pyflink.datastream import StreamExecutionEnvironment
+
+            if self._given is not None:
+                self._given.configure(Configuration.from_dict(self._options))
+                self._env = self._given
+            elif self._address is not None:
+                self._env = _remote(self._address, self._options)
+            else:
+                # A cluster inside this program takes any port: the configuration may name that of one that runs.
+                ports = {} if _SUBMITTED in os.environ else {"rest.port": "0", "rest.bind-port": "0"}
+                with _workers_apart():
+                    configuration = Configuration.from_dict({**ports, **self._options})
+                    self._env = StreamExecutionEnvironment.get_execution_environment(configuration)
+        return self._env
+
+    def _configuration(self) -> dict[str, str]:
+        from pyflink.common import Configuration
+        from pyflink.util.java_utils import get_j_env_configuration
+
+        java = get_j_env_configuration(self._environment()._j_stream_execution_environment)  # noqa: SLF001 - no other way
+        return dict(Configuration(j_configuration=java).to_dict())
+
+
+class FlinkJob:
+    """A job that was submitted."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._end = client.get_job_execution_result()
+
+    def is_done(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return bool(self._end.done())
+
+    def problem(self) -> Exception | None:
+        """Wait for the end; return why the job failed, or None if it went well."""
+        try:
+            self._end.result()
+        except Exception as error:  # noqa: BLE001 - whatever Java says
+            return error
+        return None
+
+    def cancel(self) -> None:
+        """End the job and its workers, whatever they are at, and wait until that is done."""
+        with contextlib.suppress(Exception):  # it may have ended by itself, and the cluster too
+            self._client.cancel().result()
+            self.problem()
+
+
+def require_pyflink() -> None:
+    """Raise :class:`MissingExtraError` unless PyFlink is installed."""
+    try:
+        import pyflink.datastream  # noqa: F401 - the first of its parts that needs all of what it is built on
+    except ImportError as error:
+        raise MissingExtraError("apache-flink", "flink") from error
+
+
+def check_address(address: object) -> None:
+    """Raise unless ``address`` is ``host:port``.
+
+    Examples
+    --------
+    >>> check_address("localhost:8081")
+    >>> check_address("http://localhost:8081")
+    Traceback (most recent call last):
+    ValueError: address must be host:port of the job manager's REST service; got 'http://localhost:8081'
+    """
+    if not isinstance(address, str):
+        raise TypeError(f"address must be a string, host:port of the job manager's REST service; got {address!r}")
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(f"address must be host:port of the job manager's REST service; got {address!r}")
+
+
+def root_cause(error: BaseException) -> str:
+    r"""Return the last line of what Java or the Python of a worker says that tells a reason.
+
+    Examples
+    --------
+    >>> root_cause(RuntimeError("JobExecutionException: failed\nCaused by: java.io.IOException: no"))
+    'java.io.IOException: no'
+    """
+    raised = _RAISED.findall(str(error))
+    caused = _CAUSED.findall(str(error))
+    first = [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[:1]]
+    return str((raised or caused or first or [type(error).__name__])[-1])
+
+
+def _shape_at(address: str, workers: int | None) -> WorkerShape:
+    """Return the shape of a cluster that answers at an address."""
+    managers = _ask(address, "taskmanagers").get("taskmanagers", [])
+    slots = sum(int(manager["slotsNumber"]) for manager in managers)
+    if not slots:
+        raise RechunkError(
+            f"a cluster of Flink must have slots to run tasks; that at {address} has no task manager; start one "
+            "(bin/taskmanager.sh start)"
+        )
+    if workers is not None and workers > slots:
+        raise PlanError(f"workers must be at most the slots of the cluster, {slots} at {address}; got {workers}")
+    cores = min(int(manager["hardware"]["cpuCores"]) // int(manager["slotsNumber"]) for manager in managers)
+    return WorkerShape(workers=workers or slots, tasks_per_worker=1, cores_per_worker=max(1, cores), elastic=False)
+
+
+def _shape_here(workers: int, *, threads: bool) -> WorkerShape:
+    """Return the shape of workers that are processes, each with its share of the cores, or threads of one."""
+    if threads:
+        return WorkerShape(workers=1, tasks_per_worker=workers, cores_per_worker=available_cores(), elastic=False)
+    cores = max(1, available_cores() // workers)
+    return WorkerShape(workers=workers, tasks_per_worker=1, cores_per_worker=cores, elastic=False)
+
+
+def _ask(address: str, question: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"http://{address}/{question}", timeout=_ANSWER_S) as answer:
+            told: dict[str, Any] = json.load(answer)
+    except (OSError, ValueError) as error:
+        raise RechunkError(
+            f"the job manager of a cluster of Flink must answer at its REST address; {address} did not: {error}; start "
+            "the cluster (bin/start-cluster.sh), or give the host and port of its web page"
+        ) from error
+    return told
+
+
+def _remote(address: str, options: Mapping[str, str]) -> Any:
+    """Return a session with the cluster at an address."""
+    from pyflink.common import Configuration
+    from pyflink.datastream import StreamExecutionEnvironment
+    from pyflink.find_flink_home import _find_flink_home
+    from pyflink.java_gateway import get_gateway
+
+    host, _, port = address.rpartition(":")
+    # What runs Python in a task manager is not in its own library; ``flink run`` sends it along too.
+    jar = next(Path(_find_flink_home(), "opt").glob("flink-python-*.jar"))
+    configuration = Configuration.from_dict(
+        {
+            "execution.target": "remote",
+            "execution.attached": "true",
+            "rest.address": host.strip("[]"),
+            "rest.port": port,
+            "pipeline.jars": jar.as_uri(),
+            **options,
+        }
+    )
+    # PyFlink's own function makes a session on this machine, whatever the target.
+    java = get_gateway().jvm.org.apache.flink.streaming.api.environment.StreamExecutionEnvironment
+    return StreamExecutionEnvironment(java(configuration._j_configuration))  # noqa: SLF001 - as PyFlink does it
+
+
+@contextlib.contextmanager
+def _workers_apart() -> Iterator[None]:
+    """Have PyFlink run workers on this machine in processes, where it would make them threads of this program.
+
+    Those would change its logging, its environment and its working directory, and share one ``max_mem``.
+    """
+    name = "_python_worker_execution_mode"
+    before = os.environ.get(name)
+    os.environ[name] = "process"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
