@@ -7,7 +7,6 @@ creates the arrays, has the executor run the stages, and cleans up what was only
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import zarr
@@ -16,23 +15,18 @@ from rechunk_exec import executors, storage
 from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
-from rechunk_exec.errors import BudgetError, PlanError, RechunkError, StorageError
+from rechunk_exec.errors import BudgetError, PlanError, RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
-from rechunk_exec.preparation import JobPlaces
+from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
 from rechunk_exec.request import SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
-from rechunk_exec.tasks import ArrayRef, OptionValue
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_nodes
 
-Options: TypeAlias = Mapping[str, OptionValue]
 Mode: TypeAlias = Literal["fail", "overwrite", "resume"]
-
-_RESERVED = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
-"""Names of metadata documents, which no node may have."""
 
 
 def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its order
@@ -134,8 +128,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if target_options is not None and not isinstance(target_options, Mapping):
         raise PlanError(f"target_options must be a dict of zarr's names for options; got {target_options!r}")
     runner, workers = _runner(executor)
-    places = _places(
-        _Wanted(
+    places = job_places(
+        Wanted(
             source=source,
             target_store=target_store,
             temp_store=temp_store,
@@ -267,7 +261,7 @@ def verify(  # noqa: PLR0913 - what rechunk takes, and the sample
     >>> verify(one, other).differing[0].start
     (3,)
     """
-    source_ref, target_ref = _node_ref(source, storage_options), _node_ref(target, storage_options)
+    source_ref, target_ref = node_ref(source, storage_options), node_ref(target, storage_options)
     options = VerifyOptions(
         executor=_runner(executor)[0] if not isinstance(executor, str) else executor,
         max_mem=None if max_mem is None else parse_bytes(max_mem),
@@ -275,10 +269,6 @@ def verify(  # noqa: PLR0913 - what rechunk takes, and the sample
         unfinished=unfinished_text(target_ref),
     )
     return verify_nodes(source_ref, target_ref, options)
-
-
-def _node_ref(node: object, storage_options: Options | None) -> ArrayRef:
-    return storage.array_ref(node.store_path) if isinstance(node, zarr.Group) else _source_ref(node, storage_options)
 
 
 def status(target_store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> JobStatus:
@@ -306,7 +296,7 @@ def status(target_store: object, *, array_name: str | None = None, storage_optio
         If its journal is damaged.
     """
     place = target_store.store_path if isinstance(target_store, zarr.Array) else target_store
-    return read_status(_target_ref(place, array_name, storage_options))
+    return read_status(target_ref(place, array_name, storage_options))
 
 
 def describe(store: object, *, array_name: str | None = None, storage_options: Options | None = None) -> ArrayReport:
@@ -317,19 +307,7 @@ def describe(store: object, *, array_name: str | None = None, storage_options: O
     StorageError
         If no array can be opened there.
     """
-    return describe_array(_target_ref(store, array_name, storage_options))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    """Where the arrays of a job are to be, as it was asked for."""
-
-    source: object
-    target_store: object
-    temp_store: object
-    array_name: str | None
-    storage_options: Options | None
-    temp_storage_options: Options | None
+    return describe_array(target_ref(store, array_name, storage_options))
 
 
 def _runner(executor: object) -> tuple[Executor, WorkerShape]:
@@ -341,78 +319,3 @@ def _runner(executor: object) -> tuple[Executor, WorkerShape]:
         raise
     except (TypeError, ValueError) as error:
         raise PlanError(str(error)) from error
-
-
-def _places(wanted: _Wanted) -> JobPlaces:
-    _refuse_idle_options("storage_options", wanted.storage_options, wanted.source, wanted.target_store)
-    _refuse_idle_options("temp_storage_options", wanted.temp_storage_options, wanted.temp_store)
-    source = _source_ref(wanted.source, wanted.storage_options)
-    if wanted.target_store is None:
-        target = storage.beside(source, "-rechunked")
-        if target is None:
-            raise PlanError(f"the source {source} has no place beside it for the target; give target_store")
-    else:
-        _refuse_read_only(wanted.target_store, "target_store")
-        target = _target_ref(wanted.target_store, None, wanted.storage_options)
-    target = _named(target, wanted.array_name)
-    temp = None
-    if wanted.temp_store is not None:
-        _refuse_read_only(wanted.temp_store, "temp_store")
-        temp = storage.array_ref(wanted.temp_store, "", _options_for(wanted.temp_store, wanted.temp_storage_options))
-    return JobPlaces(source, target, storage.temp_place(target, temp))
-
-
-def _target_ref(store: object, array_name: str | None, options: Options | None) -> ArrayRef:
-    return _named(storage.array_ref(store, "", _options_for(store, options)), array_name)
-
-
-def _named(target: ArrayRef, array_name: str | None) -> ArrayRef:
-    if array_name is None:
-        return target
-    # A path, not a store of its own: so the store becomes a group.
-    return replace(target, path="/".join(filter(None, (target.path, _node_path(array_name)))))
-
-
-def _refuse_read_only(store: object, name: str) -> None:
-    """Raise if a live store says that it is not to be written, which a path made of it would no longer say."""
-    if getattr(store, "read_only", False) is True:
-        raise StorageError(f"{name} must be a store that can be written; got the read-only {store}; give another one")
-
-
-def _node_path(name: object) -> str:
-    """Return the path of a node; what the zarr specifications reserve is no name of one."""
-    parts = name.strip("/").split("/") if isinstance(name, str) else [""]
-    if any(not part.strip(".") or part in _RESERVED or part.startswith("__") or "\0" in part for part in parts):
-        raise PlanError(
-            f"array_name must be a path inside target_store, such as 'layers/displacement'; got {name!r}; zarr "
-            f"reserves dots alone, {', '.join(sorted(_RESERVED))} and what begins with __"
-        )
-    return "/".join(parts)
-
-
-def _source_ref(source: object, storage_options: Options | None) -> ArrayRef:
-    if isinstance(source, zarr.Array):
-        return storage.array_ref(source.store_path)
-    if isinstance(source, zarr.Group):
-        raise PlanError("a group has several arrays; give one of them as the source (groups come in a later version)")
-    try:
-        return storage.array_ref(source, "", _options_for(source, storage_options))
-    except StorageError as error:
-        raise PlanError(
-            f"the source must be a path, a URL, a zarr array or a zarr store; got a {type(source).__name__}"
-        ) from error
-
-
-def _refuse_idle_options(name: str, options: object, *stores: object) -> None:
-    """Raise if options are no dict, or if no store would get them."""
-    if options is not None and not isinstance(options, Mapping):
-        raise PlanError(f"{name} must be a dict of options by name; got {options!r}")
-    if options and not any(isinstance(store, str) and storage.is_url(store) for store in stores):
-        raise PlanError(
-            f"{name} go with a URL (s3://...); got {', '.join(map(str, options))} and no URL; leave them out, or give "
-            "the store by its URL"
-        )
-
-
-def _options_for(store: object, options: Options | None) -> Options | None:
-    return options if isinstance(store, str) and storage.is_url(store) else None

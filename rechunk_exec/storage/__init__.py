@@ -48,13 +48,11 @@ from rechunk_exec.storage.places import (
     refuse_inside_array,
     refuse_overlap,
     refuse_unwritable,
-    remove_array,
-    remove_moved_aside,
-    remove_partials,
     remove_temp,
     temp_place,
 )
 from rechunk_exec.storage.presence import Presence
+from rechunk_exec.storage.removal import remove_array, remove_moved_aside, remove_partials
 from rechunk_exec.storage.retry import RetryPolicy, retry_policy, take_retries
 from rechunk_exec.storage.sessions import (
     IcechunkTarget,

@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
-from rechunk_exec.storage.places import METADATA_NAMES
+from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor

@@ -7,37 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import secrets
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
-from rechunk_exec.storage.documents import PREFIX, forget_listings, list_names
+from rechunk_exec.storage.documents import PREFIX, list_names
 from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of, put_object
-from rechunk_exec.storage.persistent import persistent
+from rechunk_exec.storage.removal import REMOVING, remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
-METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
-
 _MARKER = ".rechunk_exec-temp"
 _BESIDE = ".rechunk_exec-temp"
-_REMOVING = "removing.json"
-_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
-"""Names of folders that were moved aside, to be removed."""
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -268,80 +258,6 @@ def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
             path.rmdir()
 
 
-def remove_array(ref: ArrayRef) -> None:
-    """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
-
-    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On stores
-    without folders it is marked before, so that what a killed process leaves is known for remains.
-    """
-    path = local_path(ref)
-    try:
-        if path is None:
-            store = open_store(ref, read_only=False)
-            forget_listings(store)
-            # Where no mark can be, a session's commit makes it one step.
-            sync(_remove_objects(persistent(store), ref.path) if holds_documents(ref) else store.delete_dir(ref.path))
-        elif path.is_dir():
-            folder = path.resolve()  # a link stays, and leads to an empty folder
-            aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")
-            folder.rename(aside)
-            if path.is_symlink():
-                folder.mkdir()
-            for name in METADATA_NAMES:  # first, so that who still reads there notices
-                (aside / name).unlink(missing_ok=True)
-        remove_moved_aside(ref)
-    except Exception as error:
-        raise StorageError(f"cannot remove the array {ref}: {error}") from error
-
-
-async def _remove_objects(store: Any, path: str) -> None:
-    prefix = f"{path}/" if path else ""
-    names = [name async for name in store.list_dir(path)]
-    if not names:
-        return
-    mark = f"{prefix}{PREFIX}/{_REMOVING}"
-    await store.set(mark, default_buffer_prototype().buffer.from_bytes(b"{}"))
-    for name in METADATA_NAMES:
-        await store.delete(prefix + name)
-    for name in {*names, PREFIX} - {*METADATA_NAMES}:
-        if name != PREFIX:
-            await _remove_tree(store, prefix + name)
-    for name in [name async for name in store.list_dir(prefix + PREFIX)]:
-        if name not in {"drivers", _REMOVING}:
-            await _remove_tree(store, f"{prefix}{PREFIX}/{name}")
-    await store.delete(mark)
-
-
-async def _remove_tree(store: Any, name: str) -> None:
-    """Remove an object, or all that is under its name."""
-    with suppress(FileNotFoundError, KeyError):
-        await store.delete(name)  # first: a store of files takes no object for a folder
-    await store.delete_dir(name)
-
-
-def remove_moved_aside(ref: ArrayRef) -> None:
-    """Remove what was moved aside from an array's place, also by a process that was killed before it removed it.
-
-    Local disks only.
-    """
-    path = local_path(ref)
-    folder = None if path is None else path.resolve()
-    if folder is not None and folder.parent.is_dir():
-        for entry in folder.parent.iterdir():
-            found = _ASIDE.fullmatch(entry.name)
-            if found is not None and found[1] == folder.name:
-                shutil.rmtree(entry)
-
-
-def remove_partials(ref: ArrayRef) -> None:
-    """Remove the files that tasks which died were still writing; no task may be running. Local disks only."""
-    path = local_path(ref)
-    if path is not None:
-        for partial in path.rglob(".*.partial"):
-            if PARTIAL_NAME.fullmatch(partial.name):
-                partial.unlink(missing_ok=True)
-
-
 class Occupant(Enum):
     """What is at a place, for people."""
 
@@ -369,7 +285,7 @@ def _occupant(ref: ArrayRef) -> Occupant | None:
     else:
         names = set(list_names(open_store(ref, read_only=True), ref.path))
     ours = set(list_names(open_store(ref, read_only=True), f"{ref.path}/{PREFIX}".lstrip("/"))) if names else set()
-    if _REMOVING in ours:
+    if REMOVING in ours:
         return Occupant.REMAINS
     if "job.json" in ours and "finished.json" not in ours:
         return Occupant.JOB

@@ -1,0 +1,105 @@
+"""Removing arrays, and what killed processes have left. Layer: storage.
+
+An array goes as a whole: at no moment are its chunks under the metadata of another, and what a process that was killed
+on the way leaves is known for what it is.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from typing import Any
+
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.documents import PREFIX, forget_listings
+from rechunk_exec.storage.objects import PARTIAL_NAME
+from rechunk_exec.storage.persistent import persistent
+from rechunk_exec.storage.sessions import holds_documents
+from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.tasks import ArrayRef
+
+METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
+"""Documents that make a folder an array."""
+REMOVING = "removing.json"
+"""What marks an array that is being removed, among our documents."""
+
+_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
+
+
+def remove_array(ref: ArrayRef) -> None:
+    """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
+
+    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On stores
+    without folders it is marked before, so that what a killed process leaves is known for remains.
+    """
+    path = local_path(ref)
+    try:
+        if path is None:
+            store = open_store(ref, read_only=False)
+            forget_listings(store)
+            # Where no mark can be, a session's commit makes it one step.
+            sync(_remove_objects(persistent(store), ref.path) if holds_documents(ref) else store.delete_dir(ref.path))
+        elif path.is_dir():
+            folder = path.resolve()  # a link stays, and leads to an empty folder
+            aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")
+            folder.rename(aside)
+            if path.is_symlink():
+                folder.mkdir()
+            for name in METADATA_NAMES:  # first, so that who still reads there notices
+                (aside / name).unlink(missing_ok=True)
+        remove_moved_aside(ref)
+    except Exception as error:
+        raise StorageError(f"cannot remove the array {ref}: {error}") from error
+
+
+async def _remove_objects(store: Any, path: str) -> None:
+    prefix = f"{path}/" if path else ""
+    names = [name async for name in store.list_dir(path)]
+    if not names:
+        return
+    mark = f"{prefix}{PREFIX}/{REMOVING}"
+    await store.set(mark, default_buffer_prototype().buffer.from_bytes(b"{}"))
+    for name in METADATA_NAMES:
+        await store.delete(prefix + name)
+    for name in {*names, PREFIX} - {*METADATA_NAMES}:
+        if name != PREFIX:
+            await _remove_tree(store, prefix + name)
+    for name in [name async for name in store.list_dir(prefix + PREFIX)]:
+        if name not in {"drivers", REMOVING}:
+            await _remove_tree(store, f"{prefix}{PREFIX}/{name}")
+    await store.delete(mark)
+
+
+async def _remove_tree(store: Any, name: str) -> None:
+    """Remove an object, or all that is under its name."""
+    with suppress(FileNotFoundError, KeyError):
+        await store.delete(name)  # first: a store of files takes no object for a folder
+    await store.delete_dir(name)
+
+
+def remove_moved_aside(ref: ArrayRef) -> None:
+    """Remove what was moved aside from an array's place, also by a process that was killed before it removed it.
+
+    Local disks only.
+    """
+    path = local_path(ref)
+    folder = None if path is None else path.resolve()
+    if folder is not None and folder.parent.is_dir():
+        for entry in folder.parent.iterdir():
+            found = _ASIDE.fullmatch(entry.name)
+            if found is not None and found[1] == folder.name:
+                shutil.rmtree(entry)
+
+
+def remove_partials(ref: ArrayRef) -> None:
+    """Remove the files that tasks which died were still writing; no task may be running. Local disks only."""
+    path = local_path(ref)
+    if path is not None:
+        for partial in path.rglob(".*.partial"):
+            if PARTIAL_NAME.fullmatch(partial.name):
+                partial.unlink(missing_ok=True)
