@@ -105,7 +105,7 @@ def run_lines(job: rx.Rechunked, jobs: Path) -> None:
         command = [sys.executable, "-m", "rechunk_exec", "run-task", str(jobs), "--stage", str(stage.number)]
         ranges = [f"{first}:{stop}" for first, stop in ((0, half), (half, len(stage))) if first < stop]
         halves = [subprocess.Popen([*command, "--range", part], stdout=subprocess.DEVNULL) for part in ranges]
-        assert not any([one.wait() for one in halves])
+        assert [one.wait() for one in halves] == [0] * len(halves)
     rx.finalize_jobs(jobs)
 
 
