@@ -16,7 +16,7 @@ Options = Iterable[Callable[[], object]]
 class OnBeam(ExecutorContract):
     runner: ClassVar[str | None] = None
     exceptions: ClassVar[Mapping[str, str]] = {
-        "test_retries_are_told": "tries are made again on the workers: the report counts them, and no event tells of one"
+        "test_retries_are_told": "they happen on the workers: the report counts them, and no event tells of one"
     }
 
     def flags(self) -> list[str]:
@@ -27,7 +27,7 @@ class OnBeam(ExecutorContract):
         return BeamExecutor(self.runner, self.flags())
 
     def wrong_options(self) -> Options:
-        return [lambda: BeamExecutor(3), lambda: BeamExecutor(options=3)]  # type: ignore[arg-type]
+        return [lambda: BeamExecutor(3), lambda: BeamExecutor(options=3)]
 
 
 class TestInMemory(OnBeam):
