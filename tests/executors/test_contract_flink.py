@@ -1,0 +1,35 @@
+"""Flink keeps the contract of every executor, on a real cluster, in the environment that has PyFlink (``.ci/flink``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar
+
+import pytest
+
+from rechunk_exec.executors import FlinkExecutor
+from rechunk_exec.testing import ExecutorContract
+from tests.executors.flink_cluster import held_gateway, running_flink
+
+
+class TestFlink(ExecutorContract):
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "test_retries_are_told": "they happen on the workers: the report counts them, and no event tells of one"
+    }
+    address: ClassVar[str]
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def cluster(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        folder = tmp_path_factory.mktemp("flink")
+        with held_gateway(), running_flink(folder) as cluster, pytest.MonkeyPatch.context() as patch:
+            for name, value in cluster.environment.items():
+                patch.setenv(name, value)  # for the Java process
+            cls.address = cluster.address
+            yield
+
+    def make_executor(self) -> FlinkExecutor:
+        return FlinkExecutor(self.address)
+
+    def wrong_options(self) -> Iterable[Callable[[], object]]:
+        return [lambda: FlinkExecutor(3), lambda: FlinkExecutor(workers="2")]  # type: ignore[arg-type]
