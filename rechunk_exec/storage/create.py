@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ import zarr
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError, ContainsGroupError
 from zarr.storage import MemoryStore
 
@@ -36,6 +38,7 @@ _OPTIONS = (
     "chunk_key_encoding",
     "dimension_names",
 )
+_SETTLES_S = 10.0
 _ELSEWHERE = {
     "shape": "it is the source's",
     "dtype": "values are copied, not converted",
@@ -141,6 +144,7 @@ def create(design: Design, ref: ArrayRef) -> None:
             _create(persistent(store), ref.path, design.arguments)
     except Exception as error:
         if not isinstance(error, (ContainsArrayError, ContainsGroupError)):
+            sync(_settled())
             _remove_metadata(store, ref.path)
         raise StorageError(f"cannot create the array {ref}: {type(error).__name__}: {error}") from error
 
@@ -166,6 +170,13 @@ def complete(design: Design, ref: ArrayRef) -> None:
             zarr.open_group(store, path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
     except Exception as error:
         raise StorageError(f"cannot create the groups of {ref}: {type(error).__name__}: {error}") from error
+
+
+async def _settled() -> None:
+    """Wait for what zarr still writes: it writes several documents at once, and goes on with others when one fails."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=_SETTLES_S)
 
 
 def _remove_metadata(store: Store, path: str) -> None:

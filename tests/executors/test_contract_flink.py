@@ -1,4 +1,4 @@
-"""Flink keeps the contract of every executor, on a real cluster, in the environment that has PyFlink (``.ci/flink``)."""
+"""Flink keeps the contract of every executor, on a real cluster, where PyFlink is (``.ci/flink``)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ import numpy as np
 import pytest
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
-from zarr.storage import MemoryStore
+from zarr.core.buffer import Buffer
+from zarr.storage import MemoryStore, WrapperStore
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage import (
@@ -223,3 +226,23 @@ def test_creating_where_nothing_can_be_is_our_error(tmp_path: Path) -> None:
     ):
         with pytest.raises(StorageError, match="cannot create"):
             create(design(3), ref)
+
+
+class SlowAndBroken(WrapperStore[MemoryStore]):
+    """One document of an array cannot be written, and the others come late."""
+
+    _supports_sync_io = False
+
+    async def set(self, key: str, value: Buffer) -> None:
+        if key.endswith(".zattrs"):
+            raise ValueError("broken")
+        await asyncio.sleep(0.3)
+        await super().set(key, value)
+
+
+def test_documents_that_come_after_a_failure_make_no_array() -> None:
+    inner = MemoryStore()
+    with pytest.raises(StorageError, match="broken"):
+        create(design(2, attributes={"a": 1}), array_ref(SlowAndBroken(inner)))
+    time.sleep(0.6)
+    assert list(inner._store_dict) == []
