@@ -146,10 +146,8 @@ class Rechunked:
             if self._session is not None:
                 stack.enter_context(self._session.job())
             executors.check_stages(parts.executor, self.stages)
-            if parts.resumed is not None:
-                finished = storage.read_finished(parts.places.target)
-                if finished is not None and finished.job == parts.resumed.job:
-                    return self._nothing_left()
+            if self._had_ended():
+                return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
             lease = stack.enter_context(storage.sole_writer(parts.places.target, documents=parts.places.journalled))
             begun = begin(self._work, lease)
@@ -206,7 +204,7 @@ class Rechunked:
             refuse_what_is_there(work)
             lease = stack.enter_context(storage.sole_writer(target))
             lines = stack.enter_context(batch.open_lines(name, replace_it=parts.mode != "fail"))
-            if parts.resumed is not None and storage.read_finished(target) is not None:
+            if self._had_ended():
                 self._nothing_left()
                 return 0
             begun = begin(work, lease)
@@ -231,6 +229,12 @@ class Rechunked:
         if self._begun:
             raise RechunkError("a job is executed once, and this one was; plan it again with rechunk() to run it again")
         self._begun = True
+
+    def _had_ended(self) -> bool:
+        """Whether this goes on with a job that has ended before; it, and no other that took its place."""
+        resumed = self._parts.resumed
+        finished = None if resumed is None else storage.read_finished(self._parts.places.target)
+        return resumed is not None and finished is not None and finished.job == resumed.job
 
     def _nothing_left(self) -> zarr.Array[Any]:
         """The end of a job that had ended before."""

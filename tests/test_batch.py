@@ -378,6 +378,16 @@ def test_resume_writes_lines_for_what_is_left(tmp_path: Path) -> None:
     batch.assert_ended()
 
 
+def test_a_job_that_another_one_has_replaced_since_it_was_planned_is_not_taken_for_ended(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    late = resumed(batch)
+    options: Any = {"executor": "serial", "mode": "overwrite", "progress": False}
+    rx.rechunk(batch.source, -1, "1MB", batch.target, **options).execute()
+    with pytest.raises(ResumeError, match="since then another one was begun"):
+        late.write_jobs(tmp_path / "late.jsonl")
+    assert_exact(zarr.open_array(batch.target), batch.source)
+
+
 def test_resume_of_what_is_done_ends_the_job(tmp_path: Path) -> None:
     batch = begin_two_stages(tmp_path)
     batch.run_all()
