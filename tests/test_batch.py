@@ -580,9 +580,9 @@ def test_other_versions_than_those_of_the_lines_are_told(
 def test_a_process_that_is_ended_within_a_line_leaves_it_to_be_run_again(tmp_path: Path) -> None:
     batch = begin_two_stages(tmp_path)
     waiting = (
-        "import sys, time\nimport rechunk_exec as rx\nfrom rechunk_exec.storage.direct import DirectWriter\n"
+        "import os, sys, time\nimport rechunk_exec as rx\nfrom rechunk_exec.storage.direct import DirectWriter\n"
         "write = DirectWriter.write\n"
-        "def slow(*words):\n    print('writing', flush=True)\n    time.sleep(2)\n    return write(*words)\n"
+        "def slow(*words):\n    os.write(1, b'writing\\n')\n    time.sleep(2)\n    return write(*words)\n"
         "DirectWriter.write = slow\n"
         f"sys.argv = ['rechunk-exec', 'run-task', {str(batch.jobs)!r}, '--index', '1']\n"
         "from rechunk_exec.cli import main\nsys.exit(main())\n"
