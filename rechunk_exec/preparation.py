@@ -248,7 +248,8 @@ def _create_intermediates(work: Undertaking, stages: Sequence[Stage]) -> None:
     for stage in stages:
         if stage.plan.target != "target" and not (work.resumed is not None and storage.exists(stage.target)):
             storage.remove_array(stage.target)
-            storage.create(storage.design_intermediate(work.stored, stage.plan.chunk), stage.target)
+            design = storage.design_intermediate(work.stored, stage.plan.chunk, stage.plan.write_unit)
+            storage.create(design, stage.target)
 
 
 def _create_target(work: Undertaking) -> None:

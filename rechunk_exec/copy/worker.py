@@ -239,8 +239,11 @@ class Worker:
         if not stored.fixed_size:
             yield Region(task.start, task.stop, np.empty(shape, stored.dtype))
             return
-        with self._regions.borrow(prod(shape) * stored.dtype.itemsize) as memory:
-            yield Region(task.start, task.stop, np.frombuffer(memory, np.uint8).view(stored.dtype).reshape(shape))
+        nbytes = prod(shape) * stored.dtype.itemsize
+        spare_bytes = max(0, task.predicted_bytes - nbytes) // task.threads
+        with self._regions.borrow(nbytes) as memory:
+            elements = np.frombuffer(memory, np.uint8).view(stored.dtype).reshape(shape)
+            yield Region(task.start, task.stop, elements, spare_bytes)
 
     @contextmanager
     def _borrow_scratches(self, count: int) -> Iterator[list[ScratchBuffers]]:

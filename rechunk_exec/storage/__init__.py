@@ -20,7 +20,15 @@ from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
-from rechunk_exec.storage.create import Design, TargetWishes, complete, create, design_intermediate, design_target
+from rechunk_exec.storage.create import (
+    Design,
+    TargetWishes,
+    complete,
+    create,
+    design_intermediate,
+    design_target,
+    may_be_sharded,
+)
 from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
 from rechunk_exec.storage.devicecodec import Device, try_device, use_device
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
@@ -37,6 +45,7 @@ from rechunk_exec.storage.lease import BEAT_S, STALE_S, Claim, Lease, running_dr
 from rechunk_exec.storage.lines import LinesFile, LinesWriter
 from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
+from rechunk_exec.storage.pieces import PieceWriter, in_pieces
 from rechunk_exec.storage.places import (
     beside,
     child,
@@ -61,6 +70,7 @@ from rechunk_exec.storage.sessions import (
     run_with_changes,
     session_target,
 )
+from rechunk_exec.storage.shardreader import ShardReader
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -118,6 +128,7 @@ __all__ = [
     "layout_members",
     "local_path",
     "mark_temp",
+    "may_be_sharded",
     "open_array",
     "open_reader",
     "open_writer",
@@ -160,7 +171,7 @@ def open_reader(ref: ArrayRef, read_unit: Index | None = None) -> UnitReader:
     if stored.codec is None:
         return ZarrReader(stored, objects)
     if read_unit is None or read_unit == tuple(map(min, stored.chunk, stored.shape)):
-        return DirectReader(stored, objects)
+        return DirectReader(stored, objects) if stored.index is None else ShardReader(stored, objects)
     return BandReader(stored, objects, read_unit)
 
 
@@ -172,6 +183,8 @@ def finer_read_unit(stored: StoredArray) -> Index | None:
 def open_writer(ref: ArrayRef) -> UnitWriter:
     """Open the array that ``ref`` names for writing whole write units, in the fastest way that serves it."""
     stored, objects = _opened(ref, read_only=False)
+    if in_pieces(stored):
+        return PieceWriter(stored, objects)
     return DirectWriter(stored, objects) if stored.codec is not None else ZarrWriter(stored, objects)
 
 

@@ -61,6 +61,8 @@ class Region:
     stop: Index
     elements: NDArray[Any]
     """C-contiguous, of shape ``stop - start``, in the source's dtype."""
+    spare_bytes: int = 0
+    """What each thread may hold besides, as far as the plan counts it: for several units in one request."""
 
     def overlap(self, low: Index, high: Index) -> tuple[Slices, Slices]:
         """Return where the box ``[low, high)`` and the region meet: seen from the region, and from the box."""
@@ -94,8 +96,8 @@ class UnitReader(ABC):
         self.stored = stored
         self.objects = objects
 
-    def units(self, region: Region) -> Iterator[Index]:
-        """Yield the read units that the region touches, in C order."""
+    def units(self, region: Region) -> Iterator[Any]:
+        """Yield what :meth:`read` takes, all that the region touches: read units, in C order, or groups of them."""
         return region.units(self.stored.chunk)
 
     def unit_box(self, unit: Index) -> tuple[Index, Index]:
@@ -104,14 +106,17 @@ class UnitReader(ABC):
         high = tuple(min(a + size, n) for a, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True))
         return low, high
 
-    def read_named(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+    def object_of(self, unit: Any) -> str:
+        """Return the key of the object that holds a unit."""
+        sizes = zip(unit, self.stored.chunk, self.stored.write_unit, strict=True)
+        return self.stored.metadata.encode_chunk_key(tuple(a * chunk // size for a, chunk, size in sizes))
+
+    def read_named(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """:meth:`read`, with the chunk's key in an error."""
         try:
             return self.read(unit, region, scratch)
         except StorageError as error:
-            key = self.stored.metadata.encode_chunk_key(
-                tuple(a * c // u for a, c, u in zip(unit, self.stored.chunk, self.stored.write_unit, strict=True))
-            )
+            key = self.object_of(unit)
             raise StorageError(
                 f"{error}; the object is {key} of {self.stored.array.store_path}", permanent=error.permanent
             ) from error
@@ -129,7 +134,7 @@ class UnitReader(ABC):
             )
 
     @abstractmethod
-    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+    def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy what a unit and the region have in common into the region."""
 
 

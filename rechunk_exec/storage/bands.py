@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -17,18 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, bytes_of
 from rechunk_exec.storage.bloscframe import HEADER_BYTES, BloscFrame, PartReading, decode_span, frame_head, open_frame
 from rechunk_exec.storage.chunkcodec import BloscBytes
 from rechunk_exec.storage.direct import ALL_FILL, DirectReader, Located, marks_fill
+from rechunk_exec.storage.kept import Kept
 from rechunk_exec.storage.objectbase import Objects, fresh
+from rechunk_exec.storage.ranges import FILE_GAP_BYTES, STORE_GAP_BYTES
 from rechunk_exec.storage.stored import StoredArray
 
 PIECE_BYTES = 1 << 20
 """About how many decoded bytes are fetched and decoded at once: fewer cost more calls, more cost more memory."""
 _RAW_UNIT_BYTES = 1 << 16
 _SAMPLES = 8
-_FRAMES_KEPT = 4096
 
 
 def band_unit(stored: StoredArray, objects: Objects) -> Index | None:
@@ -109,9 +111,10 @@ class BandReader(DirectReader):
         self.row_bytes = prod(stored.chunk[self.axis + 1 :]) * self.codec.dtype.itemsize
         # Blocks are fetched and decoded some at a time; local files in small pieces, others in few requests.
         self.piece_bytes = PIECE_BYTES if objects.streams else 8 * PIECE_BYTES
-        self._frame = lru_cache(maxsize=_FRAMES_KEPT)(partial(_frame_of, stored, objects))
+        self.gap_bytes = FILE_GAP_BYTES if objects.streams else STORE_GAP_BYTES
+        self._frame: Kept[Located, BloscFrame | _Chunk] = Kept(_Frames(stored, objects), _size_of)
 
-    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+    def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
         target = region.part(low, high)
@@ -170,6 +173,7 @@ class BandReader(DirectReader):
             stored=scratch.stored,
             decoded=scratch.decoded,
             piece_bytes=self.piece_bytes,
+            gap_bytes=self.gap_bytes,
         )
         return lambda span, out: decode_span(frame, span, out, reading)
 
@@ -193,22 +197,51 @@ class BandReader(DirectReader):
         return elements * self.codec.dtype.itemsize
 
 
-def _frame_of(stored: StoredArray, objects: Objects, place: Located) -> BloscFrame | _Chunk:
-    """Return where a chunk's blocks are, or what else it is."""
-    if stored.codec is not None and stored.codec.raw:
-        # A range of a missing object is missing; one of a short object is an error.
-        size = min(len(ALL_FILL), stored.chunk_bytes) if stored.intermediate else 1
-        probe = objects.read(place.key, fresh, place.start, size, required=stored.intermediate)
-        return _Chunk.ABSENT if probe is None or _is_all_fill(stored, objects, place, probe) else _Chunk.RAW
-    head = objects.read(place.key, fresh, place.start, HEADER_BYTES)
-    if head is None:
-        return _Chunk.ABSENT
-    sizes = frame_head(bytes(head), stored.chunk_bytes)
-    if sizes is None:
-        return _Chunk.UNEXPECTED
-    table = objects.read(place.key, fresh, place.start, sizes[1])
-    frame = None if table is None else open_frame(table, stored.chunk_bytes)
-    return _Chunk.UNEXPECTED if frame is None else frame
+class _Frames:
+    """Finds where the blocks of chunks are, or what else a chunk is."""
+
+    def __init__(self, stored: StoredArray, objects: Objects) -> None:
+        self.stored, self.objects = stored, objects
+        # Chunks of one array have tables of one size, so after the first one header and table come together.
+        self.head_bytes = HEADER_BYTES
+
+    def __call__(self, place: Located) -> BloscFrame | _Chunk:
+        stored = self.stored
+        if stored.codec is not None and stored.codec.raw:
+            # A range of a missing object is missing; one of a short object is an error.
+            size = min(len(ALL_FILL), stored.chunk_bytes) if stored.intermediate else 1
+            probe = self.objects.read(place.key, fresh, place.start, size, required=stored.intermediate)
+            absent = probe is None or _is_all_fill(stored, self.objects, place, probe)
+            return _Chunk.ABSENT if absent else _Chunk.RAW
+        head = self._head(place)
+        if head is None:
+            return _Chunk.ABSENT
+        sizes = frame_head(bytes(head[:HEADER_BYTES]), stored.chunk_bytes)
+        if sizes is None:
+            return _Chunk.UNEXPECTED
+        if len(head) < sizes[1]:
+            head = self._first_bytes(place, sizes[1])
+        self.head_bytes = sizes[1]
+        frame = None if head is None else open_frame(head, stored.chunk_bytes)
+        return _Chunk.UNEXPECTED if frame is None else frame
+
+    def _head(self, place: Located) -> memoryview | None:
+        try:
+            return self._first_bytes(place, self.head_bytes)
+        except StorageError:  # there may be fewer bytes
+            if self.head_bytes == HEADER_BYTES:
+                raise
+            return self._first_bytes(place, HEADER_BYTES)
+
+    def _first_bytes(self, place: Located, size: int) -> memoryview | None:
+        within = size if place.length is None else max(HEADER_BYTES, min(size, place.length))
+        return self.objects.read(place.key, fresh, place.start, within, required=self.stored.intermediate)
+
+
+def _size_of(frame: BloscFrame | _Chunk) -> int:
+    if isinstance(frame, _Chunk) or frame.starts is None or frame.ends is None:
+        return 0
+    return frame.starts.nbytes + frame.ends.nbytes
 
 
 def _is_all_fill(stored: StoredArray, objects: Objects, place: Located, head: memoryview) -> bool:

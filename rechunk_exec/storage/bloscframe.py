@@ -1,8 +1,8 @@
 """Parts of a Blosc frame: some of its blocks, fetched by range and decoded on their own.
 
 A frame is a header of 16 bytes, a table of where each block begins, and blocks that decode on their own. Some blocks,
-joined under a header and a table that say so, are a frame themselves. So a band of rows of a chunk costs the blocks
-that hold it, not the whole chunk.
+behind a header and a table that say so, are a frame themselves. So a band of rows of a chunk costs the blocks that hold
+it, not the whole chunk.
 
 Blocks may lie in any order in the frame, as compressors with several threads leave them; the end of one is the
 beginning of the next in the file. A frame whose content did not compress is stored raw (flag 0x2) and has no table.
@@ -12,7 +12,6 @@ Format: `Blosc 1 chunk format <https://github.com/Blosc/c-blosc/blob/main/README
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.ranges import Joined, join
 
 HEADER_BYTES = 16
 _STORED_RAW = 0x2
@@ -53,36 +53,6 @@ class BloscFrame:
     def span(self, first: int, last: int) -> tuple[int, int]:
         """Return the decoded bytes, from and to, that blocks ``first`` up to ``last`` hold."""
         return first * self.block_bytes, min(last * self.block_bytes, self.nbytes)
-
-    def part_bytes(self, first: int, last: int) -> int:
-        """Return the size of the frame that :meth:`part` makes."""
-        low, high = self.span(first, last)
-        if self.starts is None or self.ends is None:
-            return HEADER_BYTES + high - low
-        stored = int((self.ends[first:last] - self.starts[first:last]).sum())
-        return HEADER_BYTES + 4 * (last - first) + stored
-
-    def part(self, first: int, last: int, fetch: Fetch, buffer: memoryview) -> memoryview:
-        """Return a frame of blocks ``first`` up to ``last``, made in ``buffer`` from bytes that ``fetch`` gets."""
-        size = self.part_bytes(first, last)
-        low, high = self.span(first, last)
-        frame = buffer[:size]
-        frame[:4] = self.header[:4]
-        frame[4:16] = np.array([high - low, min(self.block_bytes, high - low), size], "<u4").tobytes()
-        if high - low < self.block_bytes:  # the short last block alone: it is never split, and no longer looks short
-            frame[2] |= _NOT_SPLIT
-        if self.starts is None or self.ends is None:
-            fetch(HEADER_BYTES + low, frame[HEADER_BYTES:])
-            return frame
-        starts, ends = self.starts[first:last], self.ends[first:last]
-        places = np.empty(last - first + 1, np.int64)
-        places[0] = HEADER_BYTES + 4 * (last - first)
-        np.cumsum(ends - starts, out=places[1:])
-        places[1:] += places[0]
-        frame[HEADER_BYTES : int(places[0])] = places[:-1].astype("<i4").tobytes()
-        for begin, end in _runs(starts, ends):
-            fetch(int(starts[begin]), frame[int(places[begin]) : int(places[end])])
-        return frame
 
 
 def frame_head(header: bytes, nbytes: int) -> tuple[int, int] | None:
@@ -124,33 +94,24 @@ def open_frame(head: bytes | memoryview, nbytes: int) -> BloscFrame | None:
 
 
 def decode_span(frame: BloscFrame, span: tuple[int, int], out: memoryview, reading: PartReading) -> int:
-    """Decode bytes ``span`` of a frame into ``out``, a few blocks at a time; return how many stored bytes were fetched.
+    """Decode bytes ``span`` of a frame into ``out``, some blocks at a time; return how many stored bytes were fetched.
 
     Blocks that lie whole in the span are decoded where they belong; those that it cuts go through scratch memory.
     """
     low, high = span
     if len(out) != high - low or not 0 <= low <= high <= frame.nbytes:
         raise StorageError(f"a span must lie in the frame of {frame.nbytes} bytes; got {low} to {high}")
+    if frame.starts is None or frame.ends is None:
+        return _copy_span(span, out, reading)
     step = max(1, reading.piece_bytes // frame.block_bytes)
     fetched = 0
     first, end = low // frame.block_bytes, -(-high // frame.block_bytes)
     while first < end:
         last = min(first + step, end)
-        cut_at_start, cut_at_end = first * frame.block_bytes < low, frame.span(first, last)[1] > high
-        if cut_at_start:  # the block that the span cuts goes alone, the others straight
-            last = first + 1
-        elif cut_at_end and last - first > 1:
-            last -= 1
-        begin, stop = frame.span(first, last)
-        part = frame.part(first, last, reading.fetch, reading.stored(frame.part_bytes(first, last)))
-        fetched += len(part)
-        if begin >= low and stop <= high:
-            reading.decode(part, out[begin - low : stop - low])
-        else:
-            whole = reading.decoded(stop - begin)[: stop - begin]
-            reading.decode(part, whole)
-            inner = max(begin, low), min(stop, high)
-            out[inner[0] - low : inner[1] - low] = whole[inner[0] - begin : inner[1] - begin]
+        some = _FetchedBlocks(frame, first, last, reading)
+        fetched += some.fetched
+        for begin, stop in _cut(frame, (first, last), span):
+            some.decode(begin, stop, span, out)
         first = last
     return fetched
 
@@ -168,9 +129,85 @@ class PartReading:
     """Gives a buffer for a block that the span cuts."""
     piece_bytes: int
     """About how many decoded bytes are fetched and decoded at once; one block at least."""
+    gap_bytes: int = 0
+    """The longest run of blocks that nobody asked for which is fetched along, for the sake of one request less."""
 
 
-def _runs(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield runs of blocks that follow each other in the file, as positions from and to."""
-    breaks = [0, *(np.flatnonzero(starts[1:] != ends[:-1]) + 1).tolist(), len(starts)]
-    yield from itertools.pairwise(breaks)
+class _FetchedBlocks:
+    """Some blocks of a frame in memory, after room for a head: any run of them is made a frame by a head that says so.
+
+    A head's table may point anywhere behind it. So the head is written anew for each run, and no block is moved.
+    """
+
+    def __init__(self, frame: BloscFrame, first: int, last: int, reading: PartReading) -> None:
+        assert frame.starts is not None
+        assert frame.ends is not None
+        self.frame, self.first, self.reading = frame, first, reading
+        starts, ends = frame.starts[first:last], frame.ends[first:last]
+        order = np.argsort(starts, kind="stable")
+        runs = self._runs(starts[order].tolist(), ends[order].tolist(), frame.span(first, last))
+        self.fetched = sum(run.stop - run.start for run in runs)
+        place = HEADER_BYTES + 4 * (last - first)
+        self.memory = reading.stored(place + self.fetched)
+        self.places = np.empty(last - first, np.int64)
+        for run in runs:
+            size = run.stop - run.start
+            reading.fetch(run.start, self.memory[place : place + size])
+            among = order[run.first : run.last]
+            self.places[among] = starts[among] - run.start + place
+            place += size
+        self.ends = self.places + (ends - starts)
+
+    def _runs(self, starts: list[int], ends: list[int], span: tuple[int, int]) -> list[Joined]:
+        """Return what is fetched at once: with gaps, as long as that is no more than the plan counts."""
+        runs = list(join(starts, ends, gap_bytes=self.reading.gap_bytes, most_bytes=span[1] - span[0]))
+        if sum(run.stop - run.start for run in runs) > span[1] - span[0]:
+            runs = list(join(starts, ends, gap_bytes=0, most_bytes=span[1] - span[0]))
+        return runs
+
+    def decode(self, begin: int, stop: int, span: tuple[int, int], out: memoryview) -> None:
+        """Decode blocks ``begin`` up to ``stop``, as far as they lie in the span, into ``out``, which is the span's."""
+        low, high = self.frame.span(begin, stop)
+        part = self._framed(begin, stop)
+        if low >= span[0] and high <= span[1]:
+            self.reading.decode(part, out[low - span[0] : high - span[0]])
+            return
+        whole = self.reading.decoded(high - low)[: high - low]
+        self.reading.decode(part, whole)
+        inner = max(low, span[0]), min(high, span[1])
+        out[inner[0] - span[0] : inner[1] - span[0]] = whole[inner[0] - low : inner[1] - low]
+
+    def _framed(self, begin: int, stop: int) -> memoryview:
+        """Return a frame of these blocks."""
+        low, high = self.frame.span(begin, stop)
+        block_bytes = self.frame.block_bytes
+        places = self.places[begin - self.first : stop - self.first]
+        size = int(self.ends[begin - self.first : stop - self.first].max())
+        head = self.memory[:HEADER_BYTES]
+        head[:4] = self.frame.header[:4]
+        head[4:] = np.array([high - low, min(block_bytes, high - low), size], "<u4").tobytes()
+        if high - low < block_bytes:  # the short last block alone: it is never split, and no longer looks short
+            head[2] |= _NOT_SPLIT
+        self.memory[HEADER_BYTES : HEADER_BYTES + 4 * len(places)] = places.astype("<i4").tobytes()
+        return self.memory[:size]
+
+
+def _cut(frame: BloscFrame, blocks: tuple[int, int], span: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield runs of blocks: those that the span cuts alone, the others together."""
+    first, last = blocks
+    if frame.span(first, first + 1)[0] < span[0]:
+        yield first, first + 1
+        first += 1
+    cut_at_end = last > first and frame.span(last - 1, last)[1] > span[1]
+    if last - cut_at_end > first:
+        yield first, last - cut_at_end
+    if cut_at_end:
+        yield last - 1, last
+
+
+def _copy_span(span: tuple[int, int], out: memoryview, reading: PartReading) -> int:
+    """Copy a part of the content of a frame that is stored raw."""
+    for begin in range(0, len(out), reading.piece_bytes):
+        part = out[begin : begin + reading.piece_bytes]
+        reading.fetch(HEADER_BYTES + span[0] + begin, part)
+    return len(out)

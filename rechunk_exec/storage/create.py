@@ -21,6 +21,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
+from rechunk_exec.storage.pieces import in_pieces
 from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
@@ -110,9 +111,29 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
     return Design(arguments=arguments, like=_prototype(arguments), notes=carried.notes)
 
 
-def design_intermediate(source: StoredArray, chunk: tuple[int, ...]) -> Design:
-    """Return the design of an uncompressed array like ``source``, in the source's format, which can hold its dtype."""
-    carried = carry_over(source, source.metadata.zarr_format).arguments
+def design_intermediate(
+    source: StoredArray, chunk: tuple[int, ...], write_unit: tuple[int, ...] | None = None
+) -> Design:
+    """Return the design of an uncompressed array like ``source``, in the source's format, which can hold its dtype.
+
+    Parameters
+    ----------
+    source : StoredArray
+    chunk : tuple of int
+        What one read decodes, in elements.
+    write_unit : tuple of int, optional
+        What one object holds, clipped to the array; where that is more than a chunk, chunks are the pieces of shards,
+        in zarr format 3.
+
+    Raises
+    ------
+    PlanError
+        If the array cannot be made so; see :func:`may_be_sharded`.
+    """
+    shard = None
+    if write_unit is not None and write_unit != tuple(map(min, chunk, source.shape)):
+        shard = tuple(-(-size // piece) * piece for size, piece in zip(write_unit, chunk, strict=True))
+    carried = carry_over(source, source.metadata.zarr_format if shard is None else 3).arguments
     keep = {"dtype", "zarr_format", "fill_value"}
     if not source.fixed_size:
         keep |= {"serializer", "filters"}  # strings and objects have no other form
@@ -122,7 +143,20 @@ def design_intermediate(source: StoredArray, chunk: tuple[int, ...]) -> Design:
     arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None, "attributes": dict([INTERMEDIATE])}
     if "filters" not in arguments:
         arguments["filters"] = None
+    if shard is not None:
+        arguments["shards"] = shard
     return Design(arguments=arguments, like=_prototype(arguments), alone=True)
+
+
+def may_be_sharded(source: StoredArray) -> bool:
+    """Whether intermediates of an array can be stored as raw pieces in shards, read and written without zarr."""
+    if source.codec is None or not source.shape or 0 in source.shape:
+        return False
+    pieces, shard = (1,) * len(source.shape), (2,) * len(source.shape)
+    try:
+        return in_pieces(design_intermediate(dataclasses.replace(source, shape=shard), pieces, shard).like)
+    except PlanError:
+        return False
 
 
 def create(design: Design, ref: ArrayRef) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,13 @@ from rechunk_exec.storage.access import (
 )
 from rechunk_exec.storage.chunkcodec import ChunkCodec
 from rechunk_exec.storage.devicecodec import DeviceBytes
+from rechunk_exec.storage.kept import Kept
 from rechunk_exec.storage.objectbase import Allocate, Objects, ObjectWriter, Use, fresh
 from rechunk_exec.storage.shards import EMPTY
 from rechunk_exec.storage.stored import StoredArray
 
-_SHARD_INDICES_KEPT = 64
+Entries: TypeAlias = NDArray[np.uint64]
+"""The index of a shard, of shape ``(*grid_shape, 2)``: an offset and a length for each chunk."""
 
 ALL_FILL = b"rechunk_exec: every element of this chunk is the fill value\n"
 """What stands, in an intermediate, for a chunk that is all fill value. There an absent object is an error, so that one
@@ -57,42 +59,51 @@ class DirectReader(UnitReader):
         self.codec: ChunkCodec = stored.codec
         self.way = way_of(stored.codec)
         self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
-        self._shard_entries = lru_cache(maxsize=_SHARD_INDICES_KEPT)(partial(_shard_entries, stored, objects))
+        self.shard_entries: Kept[str, Entries | None] = Kept(
+            partial(_shard_entries, stored, objects), lambda entries: 0 if entries is None else entries.nbytes
+        )
 
-    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+    def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
-        target = region.part(low, high)
-        moved = prod(stop - start for start, stop in zip(low, high, strict=True)) * self.codec.dtype.itemsize
-        whole = target.shape == self.stored.chunk and target.flags.c_contiguous and self.codec.c_order
-        # Raw chunks in one piece need no scratch at all: the store's bytes go where they belong.
-        destination = bytes_of(target) if whole else None
-        straight = destination if self.codec.raw else None
-
-        def decode(content: memoryview) -> None:
-            if marks_fill(self.stored, content):
-                target[...] = self.stored.absent
-                return
-            if self.codec.raw and len(content) != self.chunk_bytes:
-                raise self._wrong_size(len(content))
-            if straight is not None:
-                if content.obj is not straight.obj:
-                    straight[:] = content
-            elif destination is not None:
-                self.codec.decode(content, destination)
-            else:
-                buffer = content
-                if not self.codec.raw:
-                    buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
-                    self.codec.decode(content, buffer)
-                target[...] = self.codec.frame(buffer, self.stored.chunk)[region.overlap(low, high)[1]]
-
+        straight = self._straight(region.part(low, high)) if self.codec.raw else None
         allocate = scratch.stored if straight is None else partial(self._exactly, straight)
-        content = self._fetch(unit, allocate, decode)
+        content = self._fetch(unit, allocate, lambda content: self.settle(content, low, region, scratch))
         if content is None:
+            region.part(low, high)[...] = self.stored.absent
+            return Moved(self.bytes_in(low, high), 0)
+        return Moved(self.bytes_in(low, high), len(content))
+
+    def settle(self, content: memoryview, low: Index, region: Region, scratch: Scratch) -> None:
+        """Decode the chunk that begins at ``low`` from its stored bytes, as far as it lies in the region."""
+        target = region.part(low, tuple(map(int.__add__, low, self.stored.chunk)))
+        if marks_fill(self.stored, content):
             target[...] = self.stored.absent
-            return Moved(moved, 0)
-        return Moved(moved, len(content))
+            return
+        if self.codec.raw and len(content) != self.chunk_bytes:
+            raise self._wrong_size(len(content))
+        straight = self._straight(target)
+        if straight is not None and not self.codec.raw:
+            self.codec.decode(content, straight)
+        elif straight is not None:
+            if content.obj is not straight.obj:  # else they were read to where they belong
+                straight[:] = content
+        else:
+            buffer = content
+            if not self.codec.raw:
+                buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
+                self.codec.decode(content, buffer)
+            high = tuple(map(int.__add__, low, self.stored.chunk))
+            target[...] = self.codec.frame(buffer, self.stored.chunk)[region.overlap(low, high)[1]]
+
+    def _straight(self, target: NDArray[Any]) -> memoryview | None:
+        """Return the memory of a part of a region, if a chunk's bytes lie there as they are stored."""
+        whole = target.shape == self.stored.chunk and target.flags.c_contiguous and self.codec.c_order
+        return bytes_of(target) if whole else None
+
+    def bytes_in(self, low: Index, high: Index) -> int:
+        """Return the size of the elements of a box."""
+        return prod(stop - start for start, stop in zip(low, high, strict=True)) * self.codec.dtype.itemsize
 
     def _exactly(self, destination: memoryview, size: int) -> memoryview:
         if self.stored.intermediate and size == len(ALL_FILL) != self.chunk_bytes:
@@ -121,14 +132,14 @@ class DirectReader(UnitReader):
         key = self.stored.metadata.encode_chunk_key(
             tuple(number // count for number, count in zip(unit, index.grid_shape, strict=True))
         )
-        entries = self._shard_entries(key)
+        entries = self.shard_entries(key)
         if entries is None:
             return None
         offset, length = entries[tuple(number % count for number, count in zip(unit, index.grid_shape, strict=True))]
         return None if offset == EMPTY and length == EMPTY else Located(key, int(offset), int(length))
 
 
-def _shard_entries(stored: StoredArray, objects: Objects, key: str) -> NDArray[np.uint64] | None:
+def _shard_entries(stored: StoredArray, objects: Objects, key: str) -> Entries | None:
     """Return the index of a shard, or None if there is no such shard."""
     index = stored.index
     assert index is not None

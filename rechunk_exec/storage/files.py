@@ -146,6 +146,20 @@ class _LocalWriter(ObjectWriter):
 
         self._make(request)
 
+    def reserve(self, size: int) -> int:
+        with self.lock:
+            offset, self.size = self.size, self.size + size
+        # A hole, as far as nothing is placed in it.
+        self._make(lambda: os.ftruncate(self.descriptor, offset + size))
+        return offset
+
+    def memory(self) -> memoryview | None:
+        return None
+
+    def shorten(self, size: int) -> None:
+        self.size = size
+        self._make(lambda: os.ftruncate(self.descriptor, size))
+
     def commit(self) -> int:
         def request() -> None:
             self._close()

@@ -37,8 +37,23 @@ class ObjectWriter(ABC):
         """Add bytes at the end and return where they begin."""
 
     @abstractmethod
-    def place(self, part: bytes, offset: int) -> None:
+    def place(self, part: bytes | memoryview, offset: int) -> None:
         """Put bytes at ``offset``, inside what has been appended or reserved."""
+
+    @abstractmethod
+    def reserve(self, size: int) -> int:
+        """Make room for bytes at the end, which are zero until they are placed, and return where they begin."""
+
+    @abstractmethod
+    def memory(self) -> memoryview | None:
+        """Return the object's bytes so far, to be filled in place; None where they are not kept in memory.
+
+        Nothing may be appended as long as the view is held.
+        """
+
+    @abstractmethod
+    def shorten(self, size: int) -> None:
+        """Let go of all bytes from ``size`` on."""
 
     @abstractmethod
     def commit(self) -> int:

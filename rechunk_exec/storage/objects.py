@@ -139,6 +139,7 @@ class _StoreWriter(ObjectWriter):
     def __init__(self, objects: StoreObjects, key: str) -> None:
         self.objects, self.key = objects, key
         self.content = bytearray()
+        self.end: int | None = None
         self.lock = threading.Lock()
 
     def append(self, part: bytes | memoryview) -> int:
@@ -147,14 +148,28 @@ class _StoreWriter(ObjectWriter):
             self.content += part
         return offset
 
-    def place(self, part: bytes, offset: int) -> None:
+    def place(self, part: bytes | memoryview, offset: int) -> None:
         with self.lock:
             self.content[offset : offset + len(part)] = part
 
+    def reserve(self, size: int) -> int:
+        with self.lock:
+            offset = len(self.content)
+            # The first bytes are not zeroed by hand: the system gives them so, page by page as they are used.
+            self.content = self.content + bytearray(size) if offset else bytearray(size)
+        return offset
+
+    def memory(self) -> memoryview | None:
+        return memoryview(self.content)
+
+    def shorten(self, size: int) -> None:
+        self.end = size  # views of the memory may still be held, so it stays as it is
+
     def commit(self) -> int:
-        size = len(self.content)
-        value = default_buffer_prototype().buffer.from_bytes(self.content)
+        content = memoryview(self.content)[: self.end]
         self.content = bytearray()
+        size = len(content)
+        value = default_buffer_prototype().buffer.from_bytes(content)
         name = self.objects.name(self.key)
         self.objects.requests.make(lambda: sync(self.objects.store.set(name, value)), "write", name)
         return size

@@ -54,7 +54,7 @@ class ZarrReader(UnitReader):
             stored, stored.shape, _BloscAnswers if _is_blosc(stored.metadata) else _Answers
         )
 
-    def read(self, unit: Index, region: Region, scratch: Scratch) -> Moved:
+    def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
         within = region.overlap(low, high)[1]
