@@ -198,7 +198,7 @@ def write_scratch(stored: StoredArray, place: ArrayRef) -> WriteScratch:
         return WriteScratch(gathered=1, stored=2, in_place=False, assembled=3)
     # Files are streamed; other stores get an object whole.
     assembled = 0 if local_path(place) is not None else 2
-    output = 0 if stored.codec.raw else 1 + len(stored.codec.codecs)
+    output = len(stored.codec.codecs) + (not stored.codec.encodes_into)
     return WriteScratch(gathered=1, stored=output, in_place=stored.codec.c_order, assembled=assembled)
 
 
