@@ -42,6 +42,8 @@ from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 _OPEN_PAIRS_KEPT = 8
 _SLABS = 4
 """Parts of a region, for each thread, whose digests are computed apart: none waits long for another."""
+_SMALL_BYTES = 1 << 20
+"""A region that takes less time to copy than threads take to begin: about a millisecond."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -202,10 +204,8 @@ class Worker:
         def write(job: Any, scratch: ScratchBuffers) -> None:
             tally.add_written(pair.writer.write(job, region, scratch))
 
-        # numcodecs holds the interpreter lock when it is called from the main thread.
-        alone = task.threads == 1 and threading.current_thread() is not threading.main_thread()
-        helpers = None if alone else self._helpers
         with self._region(task, pair) as region, self._borrow_scratches(task.threads) as scratches:
+            helpers = None if _is_alone(task, region) else self._helpers
             drain(pair.reader.units(region), read, scratches, helpers)
             if tally.absent:
                 pair.reader.refuse_vanished()
@@ -251,6 +251,14 @@ class Worker:
         finally:
             with self._lock:
                 self._scratches.extend(taken)
+
+
+def _is_alone(task: CopyTask, region: Region) -> bool:
+    """Whether the calling thread does all of a task: handing it over would take longer, or gain nothing."""
+    if region.elements.nbytes <= _SMALL_BYTES:
+        return True
+    # numcodecs holds the interpreter lock when it is called from the main thread.
+    return task.threads == 1 and threading.current_thread() is not threading.main_thread()
 
 
 def _digest(region: Region, scratches: list[ScratchBuffers], helpers: ThreadPoolExecutor | None) -> int:
