@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ import numpy as np
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
+from rechunk_exec.copy.noting import note
 from rechunk_exec.digest import box_digest
 from rechunk_exec.errors import SerializationError, StorageError
-from rechunk_exec.results import TaskResult, in_order
+from rechunk_exec.results import TaskResult
 from rechunk_exec.storage import (
     Index,
-    Journal,
     Moved,
     Region,
     UnitReader,
@@ -37,7 +37,7 @@ from rechunk_exec.storage import (
     run_with_changes,
     take_retries,
 )
-from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from rechunk_exec.tasks import ArrayRef, CopyTask
 
 _OPEN_PAIRS_KEPT = 8
 _SLABS = 4
@@ -87,22 +87,6 @@ def configure_worker(cores: int) -> None:
     threadpoolctl.threadpool_limits(cores)
     blosc.set_nthreads(1)
     zarr.config.set({"threading.max_workers": cores, "async.concurrency": cores})
-
-
-def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
-    """Return the results that tasks left of ``stages`` noted in their journals, by stage and index."""
-    journals = {(stage.journal.key, stage.job): (stage.journal, stage.job) for stage in stages if stage.journal}
-    by_number = {stage.number: stage for stage in stages}
-    return list(
-        in_order(
-            [
-                result
-                for journal, job in journals.values()
-                for result in Journal(journal, job, read_only=True).results().values()
-                if result.stage in by_number and by_number[result.stage].has_task(result.index)
-            ]
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +148,7 @@ class Worker:
             reader=pair.reader.way,
             writer=pair.writer.way,
         )
-        if task.journal is not None:
-            Journal(task.journal, task.job).add([result])
+        note(task, result)
         return result
 
     def release(self) -> None:
