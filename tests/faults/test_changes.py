@@ -55,6 +55,12 @@ def chunk_touched(folder: Path) -> None:
     os.utime(path, ns=(later, later))
 
 
+def metadata_touched(folder: Path) -> None:
+    path = folder / "source" / "zarr.json"
+    later = path.stat().st_mtime_ns + 1_000_000_000
+    os.utime(path, ns=(later, later))
+
+
 def chunk_removed(folder: Path) -> None:
     (folder / "source" / "c" / "23" / "0" / "0").unlink()
 
@@ -94,12 +100,13 @@ def replaced_by_other_chunks(folder: Path) -> None:
 CHANGES: list[tuple[Callable[[Path], None], str]] = [
     (chunk_rewritten, "the source's chunk c/5/0/0 was written since"),
     (chunk_touched, "the source's chunk c/5/0/0 was written since"),
+    (metadata_touched, "the source's zarr.json was written since"),
     (chunk_removed, "the source's chunk c/23/0/0 was written since"),
     (attribute_changed, 'the source\'s attributes: .*"m".* then, .*"cm".* now'),
     (attribute_added, "the source's attributes: .*new"),
     (fill_value_changed, "the source's fill_value: 0.0 then, 4.0 now"),
     (grown, r"the source's shape: \[24,24,20\] then, \[30,24,20\] now"),
-    (replaced, "the source's chunk c/0/0/0 was written since, and 23 more"),
+    (replaced, "the source's zarr.json was written since; the source's chunk c/0/0/0 was written since, and 23 more"),
     (replaced_by_another_dtype, 'the source\'s data_type: "float32" then, "int32" now'),
     (replaced_by_other_chunks, "the source's chunk_grid: "),
 ]
