@@ -20,6 +20,7 @@ from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
+from rechunk_exec.preparation import Undertaking
 from rechunk_exec.request import SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
@@ -182,20 +183,18 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is not None:
         refuse_other_job(begun, fingerprint, workers, places.target)
         refuse_other_plan(begun, stored, design.like, places.target)
-    return Rechunked(
+    work = Undertaking(
+        places=places,
+        stored=stored,
+        design=design,
+        fingerprint=fingerprint,
+        mode=mode,
+        resumed=begun,
         plan=plan,
-        parts=JobParts(
-            places=places,
-            stored=stored,
-            design=design,
-            fingerprint=fingerprint,
-            mode=mode,
-            resumed=begun,
-            executor=runner,
-            owned=isinstance(executor, str),
-            verify=verify,
-            progress=progress,
-        ),
+        session=storage.session_target(places.target, design.like.metadata.zarr_format),
+    )
+    return Rechunked(
+        JobParts(work=work, executor=runner, owned=isinstance(executor, str), verify=verify, progress=progress)
     )
 
 

@@ -10,7 +10,7 @@ import zarr
 
 from rechunk_exec import storage
 from rechunk_exec.errors import PlanError, StorageError
-from rechunk_exec.preparation import JobPlaces
+from rechunk_exec.staging import JobPlaces
 from rechunk_exec.tasks import ArrayRef, OptionValue
 
 Options: TypeAlias = Mapping[str, OptionValue]

@@ -17,6 +17,7 @@ from rechunk_exec.errors import PlanError, ResumeError, StorageError
 from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskResult
 from rechunk_exec.resuming import what_is_left
+from rechunk_exec.staging import JobPlaces, intermediates
 from rechunk_exec.storage import JobRecord, Journal, Lease
 from rechunk_exec.tasks import ArrayRef, Stage
 
@@ -26,24 +27,9 @@ _METADATA_BYTES = 4096
 """A disk with less room than this is full: the metadata of an array would not fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobPlaces:
-    """Where the arrays of a job are."""
-
-    source: ArrayRef
-    target: ArrayRef
-    temp: ArrayRef | None
-    """The folder of the intermediates; None if there is no place for one."""
-
-    @property
-    def journalled(self) -> bool:
-        """Whether the target's store holds a journal."""
-        return storage.holds_documents(self.target)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undertaking:
-    """What is to be prepared."""
+    """What a job is to do, before it is prepared."""
 
     places: JobPlaces
     stored: storage.StoredArray
@@ -57,29 +43,18 @@ class Undertaking:
     plan: Plan
     session: storage.IcechunkTarget | None
     """Of the target, if it is in an icechunk repository."""
-    stages: tuple[Stage, ...]
-    """All of the job's, whole."""
+    stages: tuple[Stage, ...] = ()
+    """All of the job's, whole; none before they are known."""
 
     @property
     def intermediates(self) -> tuple[str, ...]:
         """Names of the intermediates."""
-        return tuple(stage.target for stage in self.plan.stages if stage.target != "target")
+        return intermediates(self.plan)
 
     @property
     def temp(self) -> ArrayRef:
-        """The folder of the intermediates.
-
-        Raises
-        ------
-        PlanError
-            If there is no place for it.
-        """
-        if self.places.temp is None:
-            raise PlanError(
-                f"the plan needs a temp store of {self.plan.temp_bytes} bytes, and there is no place for one beside "
-                f"the target {self.places.target}; give temp_store, or more max_mem"
-            )
-        return self.places.temp
+        """The folder of the intermediates; see :meth:`rechunk_exec.staging.JobPlaces.needed_temp`."""
+        return self.places.needed_temp(self.plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +179,7 @@ def _remove_intermediates_before(work: Undertaking) -> None:
         return
     if before is None:
         return
-    names = [stage.target for stage in before.plan.stages if stage.target != "target"]
+    names = intermediates(before.plan)
     for place in (storage.temp_place(target, None), work.places.temp):
         if names and place is not None and storage.is_temp_of(place, before.job):
             storage.remove_temp(place, names)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from rechunk_exec import storage
 from rechunk_exec.errors import NotReadyError, ResumeError, SerializationError, StorageError
 from rechunk_exec.executors.sight import differences, versions
+from rechunk_exec.staging import JobPlaces, stages_of
 from rechunk_exec.storage import BatchNotes, BatchRecord, JobRecord, Journal
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
@@ -104,7 +105,13 @@ def prepared(task: CopyTask, where: str) -> Prepared:
         batch=batch,
         journal=Journal(target, record.job),
         notes=notes,
-        stages=_stages(target, record, batch),
+        stages=stages_of(
+            record.plan,
+            JobPlaces(batch.source, target, batch.temp),
+            job=record.job,
+            journal=target,
+            digest=batch.verify,
+        ),
     )
 
 
@@ -154,25 +161,6 @@ def refuse_unnamed(stages: Sequence[Stage]) -> None:
             if ref.by_name:
                 ref.check_read()
         _ = stage.to_json()
-
-
-def _stages(target: ArrayRef, record: JobRecord, batch: BatchRecord) -> tuple[Stage, ...]:
-    refs = {"source": batch.source, "target": target}
-    if batch.temp is not None:
-        names = [plan.target for plan in record.plan.stages if plan.target != "target"]
-        refs |= {name: storage.child(batch.temp, name) for name in names}
-    return tuple(
-        Stage(
-            number=number,
-            plan=plan,
-            source=refs[plan.source],
-            target=refs[plan.target],
-            job=record.job,
-            journal=target,
-            digest=batch.verify,
-        )
-        for number, plan in enumerate(record.plan.stages)
-    )
 
 
 def _text(value: object) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
+from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
 from rechunk_exec.copy.noting import note
@@ -106,7 +106,7 @@ class Worker:
         self._lock = threading.Lock()
         self._pairs: OrderedDict[tuple[str, Hashable, Hashable], _Pair] = OrderedDict()
         self._regions = BufferPool()
-        self._scratches: list[ScratchBuffers] = []
+        self._scratches = ScratchPool()
         self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
         self._meter = MemoryMeter()
         self._job = ""
@@ -155,7 +155,7 @@ class Worker:
         """Give back what is kept between tasks."""
         with self._lock:
             self._pairs.clear()
-            self._scratches.clear()
+        self._scratches.clear()
         self._regions.clear()
         trim_heap()
         self._meter.rebase()
@@ -188,7 +188,7 @@ class Worker:
         # numcodecs holds the interpreter lock when it is called from the main thread.
         alone = task.threads == 1 and threading.current_thread() is not threading.main_thread()
         helpers = None if alone else self._helpers
-        with self._region(task, pair) as region, self._borrow_scratches(task.threads) as scratches:
+        with self._region(task, pair) as region, self._scratches.borrow(task.threads) as scratches:
             drain(pair.reader.units(region), read, scratches, helpers)
             if tally.absent:
                 pair.reader.refuse_vanished()
@@ -223,17 +223,7 @@ class Worker:
             yield Region(task.start, task.stop, np.empty(shape, stored.dtype))
             return
         with self._regions.borrow(prod(shape) * stored.dtype.itemsize) as memory:
-            yield Region(task.start, task.stop, np.frombuffer(memory, np.uint8).view(stored.dtype).reshape(shape))
-
-    @contextmanager
-    def _borrow_scratches(self, count: int) -> Iterator[list[ScratchBuffers]]:
-        with self._lock:
-            taken = [self._scratches.pop() if self._scratches else ScratchBuffers() for _ in range(count)]
-        try:
-            yield taken
-        finally:
-            with self._lock:
-                self._scratches.extend(taken)
+            yield Region(task.start, task.stop, elements_on(memory, shape, stored.dtype))
 
 
 def _digest(region: Region, scratches: list[ScratchBuffers], helpers: ThreadPoolExecutor | None) -> int:

@@ -36,27 +36,18 @@ from tests.jobs import InjectedError, ToldCopy, ZarrArray, elements, make_array
 from tests.storage.repositories import (
     EXECUTORS,
     Make,
-    make_repository,
-    make_source,
     memory_repository,
     messages,
     nothing_is_committed,
     one_stage,
+    repo,
+    source,
     two_stages,
     values,
 )
 from tests.values import position_values, same_bits
 
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Any:
-    return make_repository(tmp_path)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> ZarrArray:
-    return make_source(tmp_path)
-
+__all__ = ["repo", "source"]
 
 # What fails.
 
