@@ -16,7 +16,7 @@ Options = Iterable[Callable[[], object]]
 class OnBeam(ExecutorContract):
     runner: ClassVar[str | None] = None
     exceptions: ClassVar[Mapping[str, str]] = {
-        "test_retries_are_told": "they happen on the workers: the report counts them, and no event tells of one"
+        "test_retries_are_told": "they happen on the workers: events tell of them when the task is done, and not why"
     }
 
     def flags(self) -> list[str]:
