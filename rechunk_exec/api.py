@@ -68,7 +68,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         Arguments of :func:`zarr.create_array` that replace what is carried over from the source (``compressors``,
         ``filters``, ``fill_value``, ...), or rechunker's ``compressor``.
     temp_store : str, os.PathLike or zarr store, optional
-        Where intermediates go, if the plan needs any; None puts them beside the target.
+        Where intermediates go, if the plan needs any; None puts them in the target's folder.
     temp_options : dict, optional
         For intermediates, which are uncompressed: none are known yet.
     executor : str, executor, concurrent.futures.Executor, or callable
@@ -161,6 +161,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     design = storage.design_target(stored, wishes)
     storage.refuse_overlap(places.source, places.target)
     begun = storage.read_job(places.target) if mode == "resume" and places.journalled else None
+    temp_name = storage.new_temp_name(places.target) if begun is None else begun.temp_name
+    places = places.with_temp(temp_name)
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
@@ -191,6 +193,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         mode=mode,
         resumed=begun,
         plan=plan,
+        temp_name=temp_name,
         session=storage.session_target(places.target, design.like.metadata.zarr_format),
     )
     return Rechunked(

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 
 from rechunk_exec import storage
-from rechunk_exec.errors import PlanError, ResumeError, StorageError
+from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskResult
 from rechunk_exec.resuming import what_is_left
@@ -41,6 +41,8 @@ class Undertaking:
     resumed: JobRecord | None
     """The job that was begun before, and is gone on with."""
     plan: Plan
+    temp_name: str
+    """Of the folder of its intermediates, for the job's record."""
     session: storage.IcechunkTarget | None
     """Of the target, if it is in an icechunk repository."""
     stages: tuple[Stage, ...] = ()
@@ -89,6 +91,8 @@ def refuse_places(work: Undertaking) -> None:
     storage.refuse_unwritable(places.target, _METADATA_BYTES, "target")
     if work.intermediates:
         for name, array in (("source", places.source), ("target", places.target)):
+            if array is places.target and storage.is_inside(work.temp, array):
+                continue
             try:
                 storage.refuse_overlap(array, work.temp)
             except PlanError as error:
@@ -125,8 +129,6 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
     if replaces:
         lease.await_workers()  # of a job before: they would write to the new arrays
         _remove_intermediates_before(work)
-    if work.intermediates:
-        storage.mark_temp(work.temp, target, work.stages[0].job)
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
         storage.remove_moved_aside(target)
@@ -135,10 +137,13 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
             lease.claim()
         if journal is not None:
             journal.begin(_record(work))
+        if work.intermediates:  # after the record, which tells who comes later of the folder
+            storage.mark_temp(work.temp, target, work.stages[0].job)
         _create_intermediates(work, work.stages)
         _create_anew(work)
-    except StorageError:
-        remove_intermediates(work)  # nothing is in them
+    except (StorageError, TargetExistsError):
+        if work.intermediates and storage.is_temp_of(work.temp, work.stages[0].job):
+            remove_intermediates(work)  # nothing is in them
         if journal is not None:
             journal.withdraw()
         raise
@@ -180,13 +185,14 @@ def _remove_intermediates_before(work: Undertaking) -> None:
     if before is None:
         return
     names = intermediates(before.plan)
-    for place in (storage.temp_place(target, None), work.places.temp):
+    stores = [None] if work.places.temp_store is None else [None, work.places.temp_store]
+    places = [storage.temp_place(target, temp, before.temp_name) for temp in stores]
+    for place in places:
         if names and place is not None and storage.is_temp_of(place, before.job):
             storage.remove_temp(place, names)
     elsewhere = before.fingerprint.temp
-    given = "" if work.places.temp is None else str(work.places.temp)
     # A path out of a document is not followed.
-    if names and elsewhere not in {"", given} and storage.read_finished(target) is None:
+    if names and elsewhere not in {"", *map(str, places)} and storage.read_finished(target) is None:
         logger.warning("the job that is replaced had its intermediates in %s; remove them if they are there", elsewhere)
 
 
@@ -208,6 +214,7 @@ def _record(work: Undertaking) -> JobRecord:
         plan=work.plan,
         begun=utc_now() if work.resumed is None else work.resumed.begun,
         package=_package_version(),
+        temp_name=work.temp_name,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rechunk_exec import storage
 from rechunk_exec.errors import PlanError
@@ -18,11 +18,17 @@ class JobPlaces:
     target: ArrayRef
     temp: ArrayRef | None
     """The folder of the intermediates; None if there is no place for one."""
+    temp_store: ArrayRef | None = None
+    """What was given to hold that folder, if anything was."""
 
     @property
     def journalled(self) -> bool:
         """Whether the target's store holds a journal."""
         return storage.holds_documents(self.target)
+
+    def with_temp(self, name: str) -> JobPlaces:
+        """Return these, with the folder of intermediates of this name."""
+        return replace(self, temp=storage.temp_place(self.target, self.temp_store, name))
 
     def needed_temp(self, plan: Plan) -> ArrayRef:
         """Return the folder of the intermediates.

@@ -59,7 +59,7 @@ def test_a_job_by_its_name_leaves_nothing_but_the_target(tmp_path: Path, monkeyp
 
 def test_stages_that_one_holds_are_run_as_they_are(tmp_path: Path) -> None:
     source = make_array(tmp_path / "source", SHAPE, (1, 12, 12))
-    job = rx.rechunk(source, (3, 12, 12), 4_000, tmp_path / "target", executor=BatchExecutor(2), progress=False)
+    job = rx.rechunk(source, (3, 12, 12), 8_000, tmp_path / "target", executor=BatchExecutor(2), progress=False)
     target = job.execute()
     target[...] = 0
     (stage,) = (replace(stage, number=3, job="", journal=None) for stage in job.stages)

@@ -208,7 +208,7 @@ def test_resume_begins_anew_or_is_refused(repo: Any, source: ZarrArray) -> None:
 
 def test_intermediates_need_a_place_outside(tmp_path: Path, repo: Any, source: ZarrArray) -> None:
     session = repo.writable_session("main")
-    assert storage.temp_place(storage.array_ref(session.store, "new"), None) is None
+    assert storage.temp_place(storage.array_ref(session.store, "new"), None, "x") is None
     job = rx.rechunk(source, (20, 4, 4), 16_000, session.store, array_name="new")  # it does without
     assert len(job.stages) == 1
     with pytest.raises(PlanError, match="intermediates do not go to icechunk"):
