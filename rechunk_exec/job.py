@@ -254,10 +254,11 @@ class Rechunked:
         )
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
             listeners: list[OnEvent] = [keeper, display, *([] if on_event is None else [on_event])]
-            report = executors.staged_copy(begun.stages, self._parts.executor, on_event=_all_of(listeners))
+            tell = storage.merging(begun.stages, _all_of(listeners))
+            report = executors.staged_copy(begun.stages, self._parts.executor, on_event=tell)
         if self._session is not None:
             report = replace(report, results=self._session.collect(begun.stages[-1], report.results))
-        return report
+        return replace(report, results=tuple(map(storage.without_changes, report.results)))
 
     def _verify(self, begun: Begun, report: CopyReport) -> None:
         parts = self._parts
@@ -301,6 +302,9 @@ class Rechunked:
             left = self._session.left
             with contextlib.suppress(StorageError):
                 remove_intermediates(self._work)
+        elif self._work.intermediates and not storage.holds_documents(self._work.temp):
+            left += "; its intermediates were in a fork of an icechunk session, and are made again"
+            remove_intermediates(self._work)
         elif self._work.intermediates:
             left += f"; kept: the intermediates {', '.join(self._work.intermediates)} in {places.temp}"
         if places.journalled:

@@ -114,6 +114,7 @@ def remove_intermediates(work: Undertaking) -> None:
     """Remove the intermediates, and what marked their folder as ours."""
     if work.intermediates:
         storage.remove_temp(work.temp, work.intermediates)
+        storage.forget_intermediates(work.stages)
 
 
 def utc_now() -> str:
@@ -229,7 +230,8 @@ def _create_intermediates(work: Undertaking, stages: Sequence[Stage]) -> None:
     """Create the intermediates that stages write; one of another job is removed before."""
     for stage in stages:
         if stage.plan.target != "target" and not (work.resumed is not None and storage.exists(stage.target)):
-            storage.remove_array(stage.target)
+            if storage.holds_documents(stage.target):  # else it is in a fork of its own, with nothing there
+                storage.remove_array(stage.target)
             storage.create(storage.design_intermediate(work.stored, stage.plan.chunk), stage.target)
 
 

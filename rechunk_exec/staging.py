@@ -62,7 +62,7 @@ def stages_of(
         If there are intermediates, and no place for them.
     """
     refs = {"source": places.source, "target": places.target}
-    refs |= {name: storage.child(places.needed_temp(plan), name) for name in intermediates(plan)}
+    refs |= {name: storage.intermediate_place(places.needed_temp(plan), name) for name in intermediates(plan)}
     return tuple(
         Stage(
             number=number,

@@ -68,11 +68,6 @@ def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str) -> ArrayRef |
     """
     target = _real_place(target)
     if temp is not None:
-        if not holds_documents(temp):
-            raise PlanError(
-                f"intermediates do not go to icechunk, which would hold them for ever; got the temp_store {temp}; "
-                "give a folder or a URL"
-            )
         return child(temp, name or _name_in_temp(target))
     if not holds_documents(target) or not (target.path or isinstance(target.store, str)):
         return None
@@ -225,6 +220,8 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
 
 def refuse_foreign_temp(place: ArrayRef) -> None:
     """Raise :class:`TargetExistsError` if the folder of intermediates holds something, and is not marked as ours."""
+    if not holds_documents(place):  # a fork of an icechunk session, which nobody else has
+        return
     try:
         taken = _read_mark(place) is None and _occupant(place) is not None and not _holds_half_a_mark(place)
     except (OSError, ValueError) as error:
@@ -240,7 +237,8 @@ def mark_temp(place: ArrayRef, target: ArrayRef, *jobs: str) -> None:
     """
     refuse_foreign_temp(place)
     text = "\n".join((*jobs, str(target)))
-    put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, text.encode())
+    if holds_documents(place):
+        put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, text.encode())
 
 
 def is_temp_of(place: ArrayRef, job: str) -> bool:
@@ -249,6 +247,8 @@ def is_temp_of(place: ArrayRef, job: str) -> bool:
     Its place follows from the target's alone. Where another target was moved away and back, the intermediates that are
     there may be another job's: of the same sizes, and with other values.
     """
+    if not holds_documents(place):
+        return True
     mark = _read_mark(place)
     return mark is not None and job in mark.splitlines()
 
@@ -271,6 +271,8 @@ def _is_partial(name: str, of: str) -> bool:
 
 def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
     """Remove the named intermediates and the mark, and the folder if that leaves it empty."""
+    if not holds_documents(place):
+        return
     for name in names:
         remove_array(child(place, name))
     remove_partials(place)
