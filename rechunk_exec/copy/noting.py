@@ -59,9 +59,7 @@ def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
     journals = {(stage.journal.key, stage.job): (stage.journal, stage.job) for stage in stages if stage.journal}
     by_number = {stage.number: stage for stage in stages}
     for _, job in journals.values():
-        notebook = _notebook(job)
-        if notebook is not None:
-            notebook.flush()
+        flush_results(job)
     return list(
         in_order(
             [
@@ -72,6 +70,13 @@ def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
             ]
         )
     )
+
+
+def flush_results(job: str) -> None:
+    """Have the journal hold what tasks of a job have handed over in this process."""
+    notebook = _notebook(job)
+    if notebook is not None:
+        notebook.flush()
 
 
 def _notebook(job: str) -> Notebook | None:
