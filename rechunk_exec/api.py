@@ -20,6 +20,7 @@ from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
+from rechunk_exec.preparation import Undertaking
 from rechunk_exec.request import SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
@@ -67,7 +68,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         Arguments of :func:`zarr.create_array` that replace what is carried over from the source (``compressors``,
         ``filters``, ``fill_value``, ...), or rechunker's ``compressor``.
     temp_store : str, os.PathLike or zarr store, optional
-        Where intermediates go, if the plan needs any; None puts them beside the target.
+        Where intermediates go, if the plan needs any; None puts them in the target's folder.
     temp_options : dict, optional
         For intermediates, which are uncompressed: none are known yet.
     executor : str, executor, concurrent.futures.Executor, or callable
@@ -160,6 +161,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     design = storage.design_target(stored, wishes)
     storage.refuse_overlap(places.source, places.target)
     begun = storage.read_job(places.target) if mode == "resume" and places.journalled else None
+    temp_name = storage.new_temp_name(places.target) if begun is None else begun.temp_name
+    places = places.with_temp(temp_name)
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
@@ -182,20 +185,19 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is not None:
         refuse_other_job(begun, fingerprint, workers, places.target)
         refuse_other_plan(begun, stored, design.like, places.target)
-    return Rechunked(
+    work = Undertaking(
+        places=places,
+        stored=stored,
+        design=design,
+        fingerprint=fingerprint,
+        mode=mode,
+        resumed=begun,
         plan=plan,
-        parts=JobParts(
-            places=places,
-            stored=stored,
-            design=design,
-            fingerprint=fingerprint,
-            mode=mode,
-            resumed=begun,
-            executor=runner,
-            owned=isinstance(executor, str),
-            verify=verify,
-            progress=progress,
-        ),
+        temp_name=temp_name,
+        session=storage.session_target(places.target, design.like.metadata.zarr_format),
+    )
+    return Rechunked(
+        JobParts(work=work, executor=runner, owned=isinstance(executor, str), verify=verify, progress=progress)
     )
 
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
+from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
+from rechunk_exec.copy.noting import note
 from rechunk_exec.digest import box_digest
 from rechunk_exec.errors import SerializationError, StorageError
-from rechunk_exec.results import TaskResult, in_order
+from rechunk_exec.results import TaskResult
 from rechunk_exec.storage import (
     Index,
-    Journal,
     Moved,
     Region,
     UnitReader,
@@ -37,7 +37,7 @@ from rechunk_exec.storage import (
     run_with_changes,
     take_retries,
 )
-from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from rechunk_exec.tasks import ArrayRef, CopyTask
 
 _OPEN_PAIRS_KEPT = 8
 _SLABS = 4
@@ -91,22 +91,6 @@ def configure_worker(cores: int) -> None:
     zarr.config.set({"threading.max_workers": cores, "async.concurrency": cores})
 
 
-def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
-    """Return the results that tasks left of ``stages`` noted in their journals, by stage and index."""
-    journals = {(stage.journal.key, stage.job): (stage.journal, stage.job) for stage in stages if stage.journal}
-    by_number = {stage.number: stage for stage in stages}
-    return list(
-        in_order(
-            [
-                result
-                for journal, job in journals.values()
-                for result in Journal(journal, job, read_only=True).results().values()
-                if result.stage in by_number and by_number[result.stage].has_task(result.index)
-            ]
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Pair:
     """The two opened arrays of a stage."""
@@ -124,7 +108,7 @@ class Worker:
         self._lock = threading.Lock()
         self._pairs: OrderedDict[tuple[str, Hashable, Hashable], _Pair] = OrderedDict()
         self._regions = BufferPool()
-        self._scratches: list[ScratchBuffers] = []
+        self._scratches = ScratchPool()
         self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
         self._meter = MemoryMeter()
         self._job = ""
@@ -166,15 +150,14 @@ class Worker:
             reader=pair.reader.way,
             writer=pair.writer.way,
         )
-        if task.journal is not None:
-            Journal(task.journal, task.job).add([result])
+        note(task, result)
         return result
 
     def release(self) -> None:
         """Give back what is kept between tasks."""
         with self._lock:
             self._pairs.clear()
-            self._scratches.clear()
+        self._scratches.clear()
         self._regions.clear()
         trim_heap()
         self._meter.rebase()
@@ -204,7 +187,7 @@ class Worker:
         def write(job: Any, scratch: ScratchBuffers) -> None:
             tally.add_written(pair.writer.write(job, region, scratch))
 
-        with self._region(task, pair) as region, self._borrow_scratches(task.threads) as scratches:
+        with self._region(task, pair) as region, self._scratches.borrow(task.threads) as scratches:
             helpers = None if _is_alone(task, region) else self._helpers
             drain(pair.reader.units(region), read, scratches, helpers)
             if tally.absent:
@@ -240,17 +223,7 @@ class Worker:
             yield Region(task.start, task.stop, np.empty(shape, stored.dtype))
             return
         with self._regions.borrow(prod(shape) * stored.dtype.itemsize) as memory:
-            yield Region(task.start, task.stop, np.frombuffer(memory, np.uint8).view(stored.dtype).reshape(shape))
-
-    @contextmanager
-    def _borrow_scratches(self, count: int) -> Iterator[list[ScratchBuffers]]:
-        with self._lock:
-            taken = [self._scratches.pop() if self._scratches else ScratchBuffers() for _ in range(count)]
-        try:
-            yield taken
-        finally:
-            with self._lock:
-                self._scratches.extend(taken)
+            yield Region(task.start, task.stop, elements_on(memory, shape, stored.dtype))
 
 
 def _is_alone(task: CopyTask, region: Region) -> bool:

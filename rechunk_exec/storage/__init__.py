@@ -41,8 +41,10 @@ from rechunk_exec.storage.places import (
     beside,
     child,
     exists,
+    is_inside,
     is_temp_of,
     mark_temp,
+    new_temp_name,
     refuse_existing,
     refuse_foreign_temp,
     refuse_inside_array,
@@ -61,6 +63,7 @@ from rechunk_exec.storage.sessions import (
     run_with_changes,
     session_target,
 )
+from rechunk_exec.storage.sessiontemp import forget_intermediates, intermediate_place, merging, without_changes
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -110,14 +113,19 @@ __all__ = [
     "exists",
     "finer_read_unit",
     "fingerprint",
+    "forget_intermediates",
     "hidden_from_processes",
     "holds_documents",
+    "intermediate_place",
+    "is_inside",
     "is_temp_of",
     "is_url",
     "layout_differences",
     "layout_members",
     "local_path",
     "mark_temp",
+    "merging",
+    "new_temp_name",
     "open_array",
     "open_reader",
     "open_writer",
@@ -142,6 +150,7 @@ __all__ = [
     "temp_place",
     "try_device",
     "use_device",
+    "without_changes",
     "write_scratch",
 ]
 

@@ -432,10 +432,10 @@ def test_buffers_are_kept_from_task_to_task(tmp_path: Path) -> None:
     for task in stage:
         worker.run(task)
     assert len(worker._regions._free) == 1
-    assert len(worker._scratches) == 2
+    assert len(worker._scratches._free) == 2
     worker.release()
     assert worker._regions._free == []
-    assert worker._scratches == []
+    assert worker._scratches._free == []
     assert worker._pairs == {}
 
 
