@@ -163,7 +163,7 @@ def rechunker(request: Request) -> Iterator[str]:
     imported("dask.array")
     dask.config.set(scheduler="threads", num_workers=request.cores)
     yield ""
-    options = {"compressor": zarr.Blosc("zstd", 3, zarr.Blosc.BITSHUFFLE), "fill_value": math.nan}
+    options = {"compressor": zarr.Blosc("zstd", 3, zarr.Blosc.BITSHUFFLE)}
     plan = package.rechunk(
         zarr.open_array(request.source, mode="r"), request.chunk, request.max_mem // request.cores, request.target,
         target_options=options, temp_store=str(Path(request.temp, "between.zarr")), temp_options={"compressor": None},
@@ -195,7 +195,9 @@ def xarray_beam(request: Request) -> Iterator[str]:
     yield ""
     dataset, given = xbeam.open_zarr(request.source)
     chunks, shards = (dict(zip(NAMES, shape, strict=True)) for shape in (request.chunk, request.shard))
-    how: dict[str, Any] = {"direct_num_workers": request.cores, "direct_running_mode": "multi_threading"}
+    how: dict[str, Any] = {}
+    if "part" in request.options:  # with threads, the local runner fails to rechunk
+        how = {"direct_num_workers": request.cores, "direct_running_mode": "multi_threading"}
     with beam.Pipeline(runner=runner(), options=options(**how)) as pipeline:
         part = request.options.get("part")
         read = dict(zip(NAMES, part, strict=True)) if part else {name: given[name] for name in NAMES}

@@ -46,6 +46,8 @@ class Measured:
     """The highest sum over all processes at one time, over the sum of their idle resident sets."""
     first_bytes: int
     """The peak of the first process, which commands the others."""
+    first_resident_bytes: int
+    """What the first process held at the most, its interpreter and libraries included."""
     note: str
 
 
@@ -139,6 +141,7 @@ class _Tree:
             largest_bytes=max(peaks.values()),
             together_bytes=max(self.together - self.idle_together, *peaks.values()),
             first_bytes=peaks[self.first.pid],
+            first_resident_bytes=self.highest[self.first.pid],
             note=note,
         )
 
