@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import rechunk_exec as rx
+from rechunk_exec.array_report import describe_array
 from rechunk_exec.executors import ProcessesExecutor
 from rechunk_exec.sizes import format_bytes, parse_bytes
 from tests.benchmarks.contender import compete
@@ -79,8 +80,7 @@ def fitting_rows(folder: Path, layout: str, epochs: int, budgets: list[str]) -> 
     make_frame(trial, (2, *FRAME[1:]), chunks_of(layout, FRAME))
     a_row = stored_bytes(trial) / 2 / FRAME[1] * epochs
     raw_row = 4 * FRAME[2] * epochs
-    with ProcessesExecutor(WORKERS) as executor:  # planning starts no worker
-        unit = planned(trial, folder / "target.zarr", budgets[0], executor).plan.stages[0].read_unit
+    unit = describe_array(rx.ArrayRef(store=str(trial))).read_unit
     shape = (epochs, *FRAME[1:])
     plans = [
         rx.plan_rechunk(
@@ -127,8 +127,8 @@ def run(options: argparse.Namespace, layout: str) -> None:
         verified = time.perf_counter() - began
         seconds, predicted = said["copy_s"], said["predicted_s"]
         print(
-            f"  {max_mem}, {WORKERS} processes: {said['plan']}; traffic {said['traffic']:.2f}, {said['tasks']} tasks, "
-            f"in between {format_bytes(said['temp_bytes'])}; {'; '.join(said['paths'])}\n"
+            f"  {format_bytes(int(max_mem))}, {WORKERS} processes: {said['plan']}; traffic {said['traffic']:.2f}, "
+            f"{said['tasks']} tasks, in between {format_bytes(said['temp_bytes'])}; {'; '.join(said['paths'])}\n"
             f"    seconds: predicted {predicted:.0f}, measured {seconds:.0f} ({seconds / predicted:.2f} x), with "
             f"planning {measured.seconds:.0f}; {measured.cpu_seconds:.0f} of processors; "
             f"{nbytes / seconds / 1e6:.0f} MB/s\n"
