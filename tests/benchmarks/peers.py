@@ -24,6 +24,7 @@ import math
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -153,14 +154,14 @@ def run_once(contender: Contender, sources: dict[str, Path], request: Request, o
     for file in sources["array"].rglob("*"):  # the page cache holds the source for everyone
         if file.is_file():
             file.read_bytes()
-    program = str(prepare(contender.environment, options.environments)) if contender.environment else sys.executable
-    given = dict(contender.options)
-    if contender.job == "zarrs_reencode":
-        given["program"], program = program, sys.executable
-    request = dataclasses.replace(request, source=str(sources[contender.source]), options=given)
-    command = [program, "-m", "tests.benchmarks.peer_jobs", contender.job, json.dumps(dataclasses.asdict(request))]
     runs = Runs()
     try:
+        program = str(prepare(contender.environment, options.environments)) if contender.environment else sys.executable
+        given = dict(contender.options)
+        if contender.job == "zarrs_reencode":
+            given["program"], program = program, sys.executable
+        request = dataclasses.replace(request, source=str(sources[contender.source]), options=given)
+        command = [program, "-m", "tests.benchmarks.peer_jobs", contender.job, json.dumps(dataclasses.asdict(request))]
         runs.measured.append(watch(command, limit_s=60 * options.limit_minutes))
         made = target / contender.target_path
         report = rx.verify(sources["array"], made)
@@ -169,7 +170,7 @@ def run_once(contender: Contender, sources: dict[str, Path], request: Request, o
             f"shards {array.shards} of {array.chunks}" if array.shards else f"chunks {array.chunks}, no shards"
         )
         runs.failure = "" if report.ok else str(report)
-    except ContenderError as error:
+    except (ContenderError, rx.RechunkError, subprocess.CalledProcessError, OSError) as error:
         runs.failure = str(error)
     for path in (target, Path(request.temp)):
         shutil.rmtree(path, ignore_errors=True)
