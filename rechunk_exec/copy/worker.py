@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +44,9 @@ _SLABS = 4
 """Parts of a region, for each thread, whose digests are computed apart: none waits long for another."""
 _SMALL_BYTES = 1 << 20
 """A region that takes less time to copy than threads take to begin: about a millisecond."""
+_TRIMMED_FROM = 4_000_000
+"""Tasks of so many bytes give freed memory back when they end; it takes a millisecond or less, and keeps little of
+smaller ones."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -111,18 +114,21 @@ class Worker:
         self._scratches = ScratchPool()
         self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
         self._meter = MemoryMeter()
-        self._job = ""
+        self._job, self._stage = "", 0
         self._running = 0
 
     def run(self, task: CopyTask) -> TaskResult:
         """Copy one region; see :func:`run_task`."""
         began = time.perf_counter()
         with self._lock:
-            another = task.job != self._job and not self._running
-            self._job = task.job
+            idle = not self._running
+            another_job, another_stage = (idle and task.job != self._job), (idle and task.stage != self._stage)
+            self._job, self._stage = task.job, task.stage
             self._running += 1
-        if another:  # what was kept of another job is no part of this one's budget
+        if another_job:  # what was kept of another job is no part of this one's budget
             self.release()
+        elif another_stage:  # regions of another size would stand beside those of this one
+            self._regions.clear()
         try:
             pair = self._open(task)  # what opening takes is the worker's idle footprint, not the task's
             measured = self._meter.start()
@@ -131,6 +137,8 @@ class Worker:
             finally:
                 peak_bytes = self._meter.stop(measured)
         finally:
+            if task.predicted_bytes >= _TRIMMED_FROM:
+                trim_heap()  # codecs' output, of which each thread's arena keeps what it had at most
             with self._lock:
                 self._running -= 1
         result = TaskResult(
@@ -198,6 +206,8 @@ class Worker:
                 scratch.shrink()
             with pair.writer.jobs(region) as jobs:
                 drain(jobs, write, scratches, helpers)
+            for scratch in scratches:
+                scratch.shrink()
             tally.written = region.elements.nbytes
         return tally
 
@@ -306,8 +316,17 @@ def _worker() -> Worker:
 
 def trim_heap() -> None:
     """Ask the C allocator to give freed memory back, where it can (glibc)."""
-    if sys.platform == "linux":
-        try:
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-        except (OSError, AttributeError):
-            return
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return trim
