@@ -10,8 +10,8 @@ intermediate is raw bytes and has rates of its own. Two things make a stage slow
 
 * *idle workers*: with ``tasks_at_once`` slots, ``tasks`` tasks run in ``ceil(tasks / slots)`` waves, and the last wave
   leaves slots empty: ``ceil(tasks/slots) * slots / tasks``;
-* *fewer threads*: where the budget lets a task hold fewer units in flight than the worker has threads for it:
-  ``threads wanted / threads used``.
+* *fewer units in flight*, where the budget lets a task hold fewer than wanted: bytes take ``threads wanted for the
+  codecs / threads used`` times as long, operations ``wanted in flight / in flight`` times.
 
 Example: 8 GB copied in one stage on two cores, everything read once, 3000 operations:
 
@@ -46,7 +46,9 @@ class StageWork:
     target: str
     """``"target"`` or the name of an intermediate."""
     slowdown: float = 1.0
-    """Threads wanted / threads used."""
+    """Threads wanted for the codecs / threads used."""
+    waiting: float = 1.0
+    """Operations wanted in flight / operations in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +147,12 @@ class CostModel:
 
     def stage_seconds(self, work: StageWork) -> float:
         """Seconds that a stage takes; see the module for the formula."""
-        seconds = (
-            work.decoded_bytes / self.read_bps(work.source)
-            + work.written_bytes / self.write_bps(work.target)
-            + work.operations * self.operation_s / self.in_flight
-        )
+        moving = work.decoded_bytes / self.read_bps(work.source) + work.written_bytes / self.write_bps(work.target)
+        seconds = moving * work.slowdown + work.operations * self.operation_s / self.in_flight * work.waiting
         slots = self.tasks_at_once
         if slots > 1 and work.tasks:
             seconds *= -(-work.tasks // slots) * slots / work.tasks
-        return seconds * work.slowdown if work.slowdown != 1.0 else seconds
+        return seconds
 
 
 def resolve(cost_model: str | CostModel) -> CostModel:

@@ -18,6 +18,8 @@ from rechunk_exec.plans import Plan
 from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
 
 _NEAR = 1.02
+_MOST_IN_FLIGHT = 16
+"""Each holds a unit, on a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
         (source, tasks) for source in (layouts.source, layouts.finer) if source for tasks in _tasks_at_once(workers)
     ]
     for source, tasks_at_once in ways:
+        cores = max(1, workers.cores_per_worker // tasks_at_once)
         request = PlanRequest(
             shape=layouts.shape,
             itemsize=layouts.itemsize,
@@ -69,7 +72,8 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
             max_mem=max_mem,
             cost=replace(model, tasks_at_once=workers.workers * tasks_at_once),
             tasks_per_worker=tasks_at_once,
-            threads=max(1, workers.cores_per_worker // tasks_at_once),
+            threads=max(cores, _units_in_flight(model, workers.workers * tasks_at_once)),
+            codec_threads=cores,
             staged=staged,
         )
         try:
@@ -83,6 +87,13 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
     if best is None:
         raise min(refusals, key=lambda refusal: refusal.needed_bytes)
     return best
+
+
+def _units_in_flight(model: cost.CostModel, tasks_at_once: int) -> int:
+    """Units that each task should have in flight: its share of what the store serves, where requests wait for it."""
+    if model.in_flight_scales:  # a disk, which its own threads keep busy
+        return 1
+    return min(_MOST_IN_FLIGHT, model.in_flight // tasks_at_once)
 
 
 def _tasks_at_once(workers: WorkerShape) -> Iterator[int]:

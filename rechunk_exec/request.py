@@ -65,7 +65,9 @@ class PlanRequest:
     cost: CostModel
     tasks_per_worker: int = 1
     threads: int = 2
-    """Units that a worker can have in flight for one task."""
+    """Units that a worker can have in flight for one task: as many as it has threads for, or as the store wants."""
+    codec_threads: int | None = None
+    """How many of those keep the worker's cores busy; None for all."""
     staged: bool = True
     """Whether there is a place for an intermediate."""
 
@@ -95,6 +97,10 @@ class PlanRequest:
                 f"a target chunk stays below {MOST_CHUNK_BYTES} bytes, since codecs count in 32 bits; got chunk "
                 f"{self.target.chunk} of {chunk_bytes} bytes; give smaller target chunks"
             )
+
+    def slowdowns(self, threads: int) -> tuple[float, float]:
+        """How many times as long codecs take, and waiting for the stores, with fewer units in flight than wanted."""
+        return max(1.0, (self.codec_threads or self.threads) / threads), self.threads / threads
 
     @property
     def task_budget(self) -> int:

@@ -75,23 +75,24 @@ class _StageRows:
         """Seconds, infinite where the budget is too small, and the bytes that a task holds."""
         cost = request.cost
         budget = min(request.task_budget, _EXACT)
-        slowdown = np.full(self.tasks.shape, np.inf)
+        slowdown, waiting = np.ones(self.tasks.shape), np.ones(self.tasks.shape)
         held = np.full(self.tasks.shape, np.inf)
         for threads in halvings(request.threads):
             asked = self.memory.task_bytes(threads)
             fits = np.isinf(held) & (asked <= budget)
-            held[fits], slowdown[fits] = asked[fits], request.threads / threads
+            held[fits] = asked[fits]
+            slowdown[fits], waiting[fits] = request.slowdowns(threads)
             if fits.all():
                 break
         nbytes = math.prod(request.shape) * request.itemsize
-        seconds = (
-            self.elements_read * request.itemsize / cost.read_bps(self.source)
-            + nbytes / cost.write_bps(self.target)
-            + self.operations * cost.operation_s / cost.in_flight
+        moving = self.elements_read * request.itemsize / cost.read_bps(self.source) + nbytes / cost.write_bps(
+            self.target
         )
+        seconds = moving * slowdown + self.operations * cost.operation_s / cost.in_flight * waiting
+        seconds[np.isinf(held)] = np.inf
         if cost.tasks_at_once > 1:
             seconds = seconds * np.ceil(self.tasks / cost.tasks_at_once) * cost.tasks_at_once / self.tasks
-        return seconds * slowdown, held
+        return seconds, held
 
 
 def halvings(threads: int) -> Iterator[int]:
@@ -283,6 +284,7 @@ def unchecked_stage(
         peak_bytes=memory.task_bytes(region, threads) * request.tasks_per_worker,
         predicted_s=0.0,
     )
+    slowdown, waiting = request.slowdowns(threads)
     work = StageWork(
         decoded_bytes=stage.elements_read * stage.itemsize,
         written_bytes=stage.nbytes,
@@ -290,7 +292,8 @@ def unchecked_stage(
         tasks=stage.tasks,
         source=source,
         target=target,
-        slowdown=request.threads / threads,
+        slowdown=slowdown,
+        waiting=waiting,
     )
     return replace(stage, predicted_s=request.cost.stage_seconds(work))
 
