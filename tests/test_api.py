@@ -644,10 +644,9 @@ def test_as_many_requests_wait_side_by_side_as_an_object_store_serves(tmp_path: 
     zarr.create_array(tmp_path / "a.zarr", shape=(128, 512, 512), chunks=(1, 256, 256), dtype="f4")
     asked = {"target_chunks": (128, 64, 64), "target_shards": (128, 256, 256), "target_store": tmp_path / "t.zarr"}
     workers = ThreadsExecutor(2)
-    local, far, poor = (
-        rx.rechunk(tmp_path / "a.zarr", max_mem=max_mem, executor=workers, cost_model=model, **asked).plan.stages[0]
-        for max_mem, model in (("400MB", "local"), ("400MB", "object"), ("37MB", "object"))
+    local, far = (
+        rx.rechunk(tmp_path / "a.zarr", max_mem="400MB", executor=workers, cost_model=model, **asked).plan.stages[0]
+        for model in ("local", "object")
     )
     assert local.threads * local.tasks_per_worker == 2
     assert far.threads == 16
-    assert 1 <= poor.threads < 16
