@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import PlanError
-from rechunk_exec.grid import clip
+from rechunk_exec.grid import ceil_div, clip
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, StageMemory, WriteScratch
 
+RAW_SHARD_WRITE = WriteScratch(gathered=1, stored=0, assembled=1)
+"""Writing an uncompressed intermediate as one object a task, to a store that takes only whole objects."""
+MOST_STAGES = 3
+"""A fourth would have to save what moving the array twice takes, and no case is known where it does."""
 MOST_CHUNK_BYTES = 2**31 - 1
 """A chunk that is encoded in one call stays below this many bytes: codecs count in 32 bits."""
 
@@ -68,6 +72,16 @@ class PlanRequest:
     """Units that a worker can have in flight for one task."""
     staged: bool = True
     """Whether there is a place for an intermediate."""
+    sharded_temp: bool = False
+    """Whether an intermediate may be stored as one object for each task that writes it, and read piece by piece."""
+    shard_scratch: WriteScratch = RAW_SHARD_WRITE
+    """What writing such an intermediate holds: its pieces are gathered, and its objects assembled or not."""
+    max_objects: int | None = None
+    """Objects that all stages together may write."""
+    min_object_bytes: int | None = None
+    """Raw bytes that every object has at least, those at the far edges of the array aside."""
+    max_temp_bytes: int | None = None
+    """Raw bytes that intermediates may hold at once; 0 for none."""
 
     def __post_init__(self) -> None:
         for name in ("itemsize", "max_mem", "tasks_per_worker", "threads"):
@@ -111,14 +125,50 @@ class PlanRequest:
         """The target's unit, clipped to the array."""
         return clip(self.target.unit, self.shape)
 
-    def memory(self, *, source: tuple[int, ...] | None = None, target: tuple[int, ...] | None = None) -> StageMemory:
-        """Memory of a stage; from the intermediate with chunk ``source``, or to that with chunk ``target``."""
+    @property
+    def nbytes(self) -> int:
+        """Raw bytes of the array."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def objects(self) -> int:
+        """Write units of the target."""
+        return math.prod(ceil_div(n, b) for n, b in zip(self.shape, self.write_unit, strict=True))
+
+    @property
+    def most_stages(self) -> int:
+        """Stages that a plan may have: as the places and the bytes for intermediates allow, at most three."""
+        if not self.staged:
+            return 1
+        if self.max_temp_bytes is None:
+            return MOST_STAGES
+        # From three stages on, one intermediate is read while the next is written.
+        room = self.max_temp_bytes // self.nbytes if self.nbytes else 2
+        return MOST_STAGES if room >= 2 else 1 + room
+
+    def memory(
+        self,
+        *,
+        source: tuple[int, ...] | None = None,
+        target: tuple[int, ...] | None = None,
+        shard: tuple[int, ...] | None = None,
+    ) -> StageMemory:
+        """Memory of a stage; from the intermediate with chunk ``source``, or to that with chunk ``target``.
+
+        With ``shard``, that intermediate has one object for each region ``shard``, made of whole chunks.
+        """
+        unit, chunk, writing = self.target.unit, self.target.chunk, self.target.scratch
+        if target is not None:
+            unit, chunk, writing = target, target, RAW_WRITE
+            if shard is not None:
+                unit = tuple(-(-g // c) * c for g, c in zip(shard, target, strict=True))
+                writing = self.shard_scratch
         return StageMemory(
             shape=self.shape,
             itemsize=self.itemsize,
             read_unit=self.source.unit if source is None else source,
-            write_unit=self.target.unit if target is None else target,
-            chunk=self.target.chunk if target is None else target,
+            write_unit=unit,
+            chunk=chunk,
             reading=self.source.scratch if source is None else RAW_READ,
-            writing=self.target.scratch if target is None else RAW_WRITE,
+            writing=writing,
         )
