@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
+from rechunk_exec import limits
 from rechunk_exec.choosing import choose
 from rechunk_exec.cost import SOURCE, TARGET
+from rechunk_exec.errors import BudgetError
 from rechunk_exec.grid import ceil_div
 from rechunk_exec.least import least_stages
 from rechunk_exec.plans import Plan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest, SourceLayout, TargetLayout
-from rechunk_exec.search import DIRECT, TWO, best, keeps_limits, rows_of, unchecked_stage
-from rechunk_exec.weighing import Rows, Stages, Way
+from rechunk_exec.search import DIRECT, TWO, Axes, best, keeps_limits, rows_of, unchecked_stage
+from rechunk_exec.weighing import NEAR, Rows, Stages, Way
 
 __all__ = ["MOST_CHUNK_BYTES", "PlanRequest", "SourceLayout", "TargetLayout", "plan"]
 
@@ -50,7 +53,38 @@ def plan(request: PlanRequest) -> Plan:
     if 0 in request.shape:
         nothing = unchecked_stage(request, request.memory(), request.write_unit, (SOURCE, TARGET), request.threads)
         return Plan(stages=(nothing,), max_mem=request.max_mem)
-    return choose(request, _weighed(request))
+    if request.max_objects is None and request.min_object_bytes is None:
+        return choose(request, _weighed(request))
+    limits.refuse_target(request)
+    planned = _within_limits(request)
+    if isinstance(planned, Plan):
+        return planned
+    needed = limits.needed_bytes(request, lambda other: isinstance(_within_limits(other), Plan))
+    if needed <= request.max_mem:
+        # the search found none with more memory than is enough
+        within = _within_limits(replace(request, max_mem=needed))
+        if isinstance(within, Plan):
+            return replace(within, max_mem=request.max_mem)
+    raise limits.refusal(request, needed, planned)
+
+
+def _within_limits(request: PlanRequest) -> Plan | dict[str, int]:
+    """The best plan that keeps the limits on objects; or the values of the limits that would do."""
+    unlimited = replace(request, max_objects=None, min_object_bytes=None)
+    try:
+        free = choose(unlimited, _weighed(unlimited))
+    except BudgetError as refused:
+        return refused.limits
+    if keeps_limits(request, free.stages):
+        return free
+    extremes = limits.extremes(request, _ways(request), free.stages)
+    kept = extremes.keeping(request)
+    if kept is None:
+        return extremes.possible(request)
+    weighed = _weighed(request)
+    way = Way(tuple(stage.write_unit != stage.chunk for stage in kept[:-1]))
+    weighed.setdefault(way, kept)
+    return choose(request, weighed)
 
 
 def _weighed(request: PlanRequest) -> dict[Way, Stages]:
@@ -58,14 +92,18 @@ def _weighed(request: PlanRequest) -> dict[Way, Stages]:
     least = least_stages(request)
     if not request.shape:
         return {DIRECT: least}
-    direct = rows_of(request, DIRECT)
+    options = Axes(request)
+    direct = rows_of(request, DIRECT, options)
     one = best(request, direct)
     if one is not None and (request.most_stages == 1 or _beats_any_two(request, one)):
         return {DIRECT: one}
     found = [] if direct is None else [direct]
     for way in _ways(request):
         fastest = min((float(rows.seconds.min()) for rows in found), default=math.inf)
-        rows = rows_of(request, way, fastest)
+        if request.cost.in_flight_scales and any(way.sharded):
+            # on a disk it has to be faster than what is nearly as fast as the fastest: see choosing
+            fastest /= NEAR**2
+        rows = rows_of(request, way, options, fastest)
         if rows is not None:
             found.append(rows)
     return _best_of(request, found, least)
@@ -84,7 +122,9 @@ def _ways(request: PlanRequest) -> list[Way]:
     """The ways to copy in two or more stages, fewer stages first."""
     forms = (False, True) if request.sharded_temp else (False,)
     counts = range(2, request.most_stages + 1)
-    return [Way(sharded) for stages in counts for sharded in itertools.product(forms, repeat=stages - 1)]
+    ways = [Way(sharded) for stages in counts for sharded in itertools.product(forms, repeat=stages - 1)]
+    # of as many stages those in one form first: they bound the search for the mixed ones
+    return sorted(ways, key=lambda way: (way.stages, len(set(way.sharded))))
 
 
 def _beats_any_two(request: PlanRequest, direct: Stages) -> bool:

@@ -177,8 +177,8 @@ def _columns(first: IntArray, chunk: IntArray, second: IntArray, valid: BoolArra
     return np.stack([first[valid], chunk[valid], second[valid]])
 
 
-def with_sums(axis: StagedAxis, sizes: IntArray) -> AxisOptions:
-    """Options from columns of (region, chunk, region, ..., region), but for those that others beat.
+def with_sums(axis: StagedAxis, sizes: IntArray, most: int = _COMPARED) -> AxisOptions:
+    """About ``most`` options from columns of (region, chunk, region, ..., region), but for those that others beat.
 
     Factors: the regions of the stages; for each stage elements read, units read and tasks; chunks of the intermediates.
     """
@@ -188,7 +188,7 @@ def with_sums(axis: StagedAxis, sizes: IntArray) -> AxisOptions:
     factors += [-(-axis.n // chunk) for chunk in chunks]
     options = AxisOptions(sizes, np.stack([*map(np.float64, factors)]))
     fits = (regions <= np.reshape(axis.most, (-1, 1))).all(axis=0)
-    return _undominated(_best_of_cells(options.take(np.flatnonzero(fits)), _COMPARED))
+    return _undominated(_best_of_cells(options.take(np.flatnonzero(fits)), most))
 
 
 def _best_of_cells(options: AxisOptions, most: int) -> AxisOptions:

@@ -26,10 +26,12 @@ from rechunk_exec.memory import IntArray
 
 _OUTER = 12
 """Sizes of the first and of the last region."""
-_MIDDLE = 100
+_MIDDLE = 200
 """Sizes of each region between."""
 _CHAINS = 60_000
-"""Chains of sizes compared at most."""
+"""Chains of sizes considered at most."""
+_COMPARED = 600
+"""Chains that are compared with each other."""
 
 
 def deeper_axis(axis: StagedAxis) -> AxisOptions:
@@ -43,7 +45,7 @@ def deeper_axis(axis: StagedAxis) -> AxisOptions:
         between = _between(n, before, last, most)
         chains = _join(chains, _pairs(axis, before, between, 1))
         before = between
-    return with_sums(axis, _join(chains, _pairs(axis, before, last, axis.write_unit)))
+    return with_sums(axis, _join(chains, _pairs(axis, before, last, axis.write_unit)), _COMPARED)
 
 
 def _outer(sizes: IntArray, most: float) -> IntArray:

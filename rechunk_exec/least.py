@@ -100,7 +100,9 @@ def _refusal(request: PlanRequest, needed: int, *, forbidden: bool) -> BudgetErr
     tasks = f" for {request.tasks_per_worker} tasks a worker at once" if request.tasks_per_worker > 1 else ""
     limit = ""
     if forbidden:
-        limit = f"; two stages would fit, with max_temp_bytes of at least {request.nbytes}, got {request.max_temp_bytes}"
+        limit = (
+            f"; two stages would fit, with max_temp_bytes of at least {request.nbytes}, got {request.max_temp_bytes}"
+        )
     fewer = " or run fewer tasks a worker" if request.tasks_per_worker > 1 else ""
     return BudgetError(
         f"a task must hold one target unit and the scratch to decode a source unit and encode a target chunk; "
@@ -108,4 +110,5 @@ def _refusal(request: PlanRequest, needed: int, *, forbidden: bool) -> BudgetErr
         f"give max_mem of at least {needed} bytes, or smaller chunks{fewer}{limit}",
         needed_bytes=needed,
         max_mem=request.max_mem,
+        limits={"max_temp_bytes": request.nbytes} if forbidden else None,
     )

@@ -87,6 +87,10 @@ class PlanRequest:
         for name in ("itemsize", "max_mem", "tasks_per_worker", "threads"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name, least in (("max_objects", 1), ("min_object_bytes", 0), ("max_temp_bytes", 0)):
+            limit = getattr(self, name)
+            if limit is not None and limit < least:
+                raise PlanError(f"{name} must be at least {least}; got {limit}")
         if any(n < 0 for n in self.shape):
             raise PlanError(f"shape must not be negative; got {self.shape}")
         units = {

@@ -1,7 +1,7 @@
 """From a request to the best plan of each way. Layer: the planner; above weighing, below the algorithm.
 
 Rows of sizes come from :mod:`rechunk_exec.candidates`, are combined under bounds (:mod:`rechunk_exec.combining`) and
-weighed (:mod:`rechunk_exec.weighing`). The rows that win are made into stages again in integers, which must fit as well.
+weighed (:mod:`rechunk_exec.weighing`). The rows that win are made into stages again in integers, which must fit too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from rechunk_exec.candidates import StagedAxis, direct_axis, staged_axis
 from rechunk_exec.combining import AxisOptions, Bounds, combine
@@ -26,20 +27,35 @@ _TRIED = 1000
 """Rows tried in order of preference before the search is given up; nearly always the first is taken."""
 
 
-def rows_of(request: PlanRequest, way: Way, fastest: float = math.inf) -> Rows | None:
+class Axes:
+    """What is worth choosing along the axes, made when it is first asked for: for all ways with so many stages."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._made: dict[int, list[AxisOptions]] = {}
+
+    def of(self, way: Way) -> list[AxisOptions]:
+        """The options of each axis."""
+        if way.stages not in self._made:
+            self._made[way.stages] = _axes(self._request, Way((False,) * len(way.sharded)))
+        return self._made[way.stages]
+
+
+def rows_of(request: PlanRequest, way: Way, options: Axes, fastest: float = math.inf) -> Rows | None:
     """The plans of one way worth weighing that fit, or None.
 
     Parameters
     ----------
     request : PlanRequest
     way : Way
+    options : Axes
     fastest : float
         Seconds of a plan that is already known; plans that are slower, and not nearly as fast, are left out.
     """
     if least_seconds(request, way) > fastest * NEAR:
         return None
     limits = _limits(request, way)
-    axes = _axes(request, way, limits)
+    axes = options.of(way)
     aim = Aim("seconds", _always(request, way))
     bounds = Bounds(limits=limits, weights=_second_weights(request, way), also=_object_bounds(request, way))
     if way == DIRECT:
@@ -54,12 +70,11 @@ def rows_of(request: PlanRequest, way: Way, fastest: float = math.inf) -> Rows |
     return rows
 
 
-def fewest_objects(request: PlanRequest, way: Way) -> Rows | None:
-    """The plans of one way that fit and write about the fewest objects, or None."""
-    limits = _limits(request, way)
-    axes = _axes(request, way, limits)
-    bounds = Bounds(limits=limits, weights=_object_weights(way))
-    return weigh_found(request, way, axes, combine(axes, bounds), Aim("objects", request.objects))
+def rows_with(request: PlanRequest, way: Way, options: Axes, wanted: Literal["objects", "object_bytes"]) -> Rows | None:
+    """The plans of one way that fit and write about the fewest objects, or the largest ones, or None."""
+    axes = options.of(way)
+    bounds = Bounds(limits=_limits(request, way), weights=_object_weights(way), also=_object_bounds(request, way))
+    return weigh_found(request, way, axes, combine(axes, bounds), Aim(wanted, request.objects))
 
 
 def least_seconds(request: PlanRequest, way: Way) -> float:
@@ -93,14 +108,13 @@ def best(request: PlanRequest, rows: Rows | None, fastest: float = 0.0) -> Stage
 
 def keeps_limits(request: PlanRequest, stages: Stages) -> bool:
     """Whether a plan writes no more and no smaller objects than the user wants."""
-    smallest = min((smallest_object(stage) for stage in stages[:-1]), default=math.inf)
     most = math.inf if request.max_objects is None else request.max_objects
-    return sum(stage.objects for stage in stages) <= most and smallest >= (request.min_object_bytes or 0)
+    return sum(stage.objects for stage in stages) <= most and smallest_object(stages) >= (request.min_object_bytes or 0)
 
 
-def smallest_object(stage: StagePlan) -> int:
-    """Raw bytes of an object that a stage writes, those at the far edges aside."""
-    return math.prod(stage.write_unit) * stage.itemsize
+def smallest_object(stages: Stages) -> float:
+    """Raw bytes of an object of the intermediate with the smallest ones; infinite where there is no intermediate."""
+    return min((math.prod(stage.write_unit) * stage.itemsize for stage in stages[:-1]), default=math.inf)
 
 
 def stages_of(request: PlanRequest, way: Way, shapes: Sequence[tuple[int, ...]]) -> Stages | None:
@@ -171,8 +185,8 @@ def unchecked_stage(
     return replace(stage, predicted_s=request.cost.stage_seconds(work))
 
 
-def _axes(request: PlanRequest, way: Way, limits: Sequence[float]) -> list[AxisOptions]:
-    """What is worth choosing along each axis."""
+def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:
+    limits = _limits(request, way)
     axes = []
     for axis, (n, a, b) in enumerate(zip(request.shape, request.read_unit, request.write_unit, strict=True)):
         if way == DIRECT:

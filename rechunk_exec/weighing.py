@@ -18,7 +18,7 @@ from rechunk_exec.combining import AxisOptions, Combinations
 from rechunk_exec.cost import SOURCE, TARGET
 from rechunk_exec.memory import BoolArray, FloatArray, IntArray, MemoryRows, product
 from rechunk_exec.plans import StagePlan
-from rechunk_exec.request import PlanRequest
+from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest
 
 NEAR = 1.02
 """Plans whose times are this near are as good as equal."""
@@ -87,8 +87,10 @@ class Rows:
         if len(parts) < 2:
             return parts[0] if parts else None
         columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in parts]) for name in _COLUMNS}
-        places = [[np.concatenate(sizes) for sizes in zip(*shapes, strict=True)] for shapes in zip(*(
-            one.sizes for one in parts), strict=True)]
+        places = [
+            [np.concatenate(sizes) for sizes in zip(*shapes, strict=True)]
+            for shapes in zip(*(one.sizes for one in parts), strict=True)
+        ]
         return cls(way=parts[0].way, sizes=places, **columns)
 
     def in_order(self, fastest: float) -> Iterator[int]:
@@ -96,7 +98,10 @@ class Rows:
         least = float(self.seconds.min())
         ceiling = (fastest if fastest > 0 and least <= fastest * NEAR else least) * NEAR
         near = np.flatnonzero(self.seconds <= ceiling)
-        keys = (self.seconds, self.held, self.tasks, ~self.busy, self.objects, self.traffic)
+        keys = [self.seconds, self.held, self.tasks, ~self.busy, self.objects, self.traffic]
+        if any(self.way.sharded):
+            # with an object a task, one object less would be paid with many pieces, which are slow to read
+            keys.insert(-1, self.seconds)
         yield from near[np.lexsort([key[near] for key in keys])].tolist()
         others = np.argsort(self.seconds, kind="stable")
         yield from others[len(near) :].tolist()
@@ -157,31 +162,27 @@ def weigh(request: PlanRequest, way: Way, axes: Sequence[AxisOptions], numbers: 
     numbers : sequence of int arrays
         Numbers of the options: one array an axis, one entry a plan.
     """
-    shape, stages = request.shape, way.stages
-    sizes = [
-        [options.sizes[which][chosen] for options, chosen in zip(axes, numbers, strict=True)]
-        for which in range(2 * stages - 1)
-    ]
+    stages = way.stages
+    sizes = _sizes(way, axes, numbers)
     factors = [
         product([options.factors[factor][chosen] for options, chosen in zip(axes, numbers, strict=True)])
         for factor in range(stages, 5 * stages - 1)
     ]
-    chunks = factors[3 * stages :]
+    chunks, cuts = factors[3 * stages :], [_cuts(request, chunk) for chunk in sizes[1::2]]
     tasks = factors[2 : 3 * stages : 3]
-    written = [tasks[i] if sharded else chunks[i] for i, sharded in enumerate(way.sharded)]
+    written = [tasks[i] if sharded else chunks[i] * cuts[i] for i, sharded in enumerate(way.sharded)]
     written.append(np.full_like(tasks[0], request.objects))
-    weighed = []
-    for number in range(stages):
-        elements, units = factors[3 * number : 3 * number + 2]
-        rows = _StageRows(
+    weighed = [
+        _StageRows(
             ends=way.ends(number),
             memory=_memory_rows(request, way, sizes, number),
-            elements_read=elements,
-            operations=units + written[number],
+            elements_read=factors[3 * number],
+            operations=factors[3 * number + 1] * (cuts[number - 1] if number else 1.0) + written[number],
             tasks=tasks[number],
-        )
-        weighed.append(rows.weigh(request))
-    cost, elements = request.cost, math.prod(shape)
+        ).weigh(request)
+        for number in range(stages)
+    ]
+    cost, elements = request.cost, math.prod(request.shape)
     rows = Rows(
         way=way,
         sizes=sizes,
@@ -199,13 +200,22 @@ def weigh(request: PlanRequest, way: Way, axes: Sequence[AxisOptions], numbers: 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What is to be least, and what all plans of a way have of it."""
+    """What is sought: the least seconds, the fewest objects, or the largest objects of intermediates."""
 
-    column: Literal["seconds", "objects"]
-    always: float
+    column: Literal["seconds", "objects", "object_bytes"]
+    always: float = 0.0
+    """Seconds or objects that all plans of a way have besides what combinations add up to."""
+
+    def bounds(self, request: PlanRequest, way: Way, axes: Sequence[AxisOptions], found: Combinations) -> FloatArray:
+        """For each combination what it cannot be below; sizes of objects are negative, so that least is best."""
+        if self.column == "object_bytes":
+            return -_object_bytes(request, way, _sizes(way, axes, found.numbers))
+        return np.asarray(found.weights + self.always)
 
     def near(self, rows: Rows) -> float:
         """Up to how much is as good as the best of these."""
+        if self.column == "object_bytes":
+            return -float(rows.object_bytes.max())
         return float(getattr(rows, self.column).min()) * (NEAR if self.column == "seconds" else 1.0)
 
 
@@ -213,18 +223,27 @@ def weigh_found(
     request: PlanRequest, way: Way, axes: Sequence[AxisOptions], found: Combinations, aim: Aim
 ) -> Rows | None:
     """The plans of these combinations that fit and may be near the best, or None."""
-    order = np.argsort(found.weights, kind="stable")
+    bounds = aim.bounds(request, way, axes, found)
+    order = np.argsort(bounds, kind="stable")
     parts: list[Rows] = []
     near = math.inf
     for start in range(0, len(order), _BATCH):
         batch = order[start : start + _BATCH]
-        if aim.always + found.weights[batch[0]] > near:
+        if bounds[batch[0]] > near:
             break
         rows = weigh(request, way, axes, [numbers[batch] for numbers in found.numbers])
         if rows is not None:
             parts.append(rows)
             near = min(near, aim.near(rows))
     return Rows.joined(parts)
+
+
+def _sizes(way: Way, axes: Sequence[AxisOptions], numbers: Sequence[IntArray]) -> list[list[IntArray]]:
+    """Regions and chunks in turn; by axis."""
+    return [
+        [options.sizes[which][chosen] for options, chosen in zip(axes, numbers, strict=True)]
+        for which in range(2 * way.stages - 1)
+    ]
 
 
 def _memory_rows(request: PlanRequest, way: Way, sizes: Sequence[Sequence[IntArray]], number: int) -> MemoryRows:
@@ -252,11 +271,18 @@ def _memory_rows(request: PlanRequest, way: Way, sizes: Sequence[Sequence[IntArr
     )
 
 
+def _cuts(request: PlanRequest, chunk: Sequence[IntArray]) -> FloatArray:
+    """Into about how many parts a chunk is cut to stay below the limit of one encode call."""
+    over = product(chunk) * request.itemsize / MOST_CHUNK_BYTES
+    return np.asarray(2.0 ** np.maximum(np.floor(np.log2(over)) + 1, 0))
+
+
 def _object_bytes(request: PlanRequest, way: Way, sizes: Sequence[Sequence[IntArray]]) -> FloatArray:
     least = np.full(sizes[0][0].shape, np.inf)
     for number, sharded in enumerate(way.sharded):
         unit = sizes[2 * number] if sharded else sizes[2 * number + 1]
-        least = np.minimum(least, product(unit) * request.itemsize)
+        bytes_each = product(unit) * request.itemsize
+        least = np.minimum(least, bytes_each if sharded else bytes_each / _cuts(request, unit))
     return least
 
 
