@@ -103,9 +103,8 @@ class StagedAxis:
 
 def staged_axis(axis: StagedAxis) -> AxisOptions:
     """Options of one axis for two stages; the factors are those of :func:`with_sums`."""
-    chunks = np.arange(1, min(axis.n, _COMPARED) + 1)
-    if (-(-axis.n // chunks)).sum() * ceil_div(axis.n, axis.write_unit) <= _COMPARED:
-        return with_sums(axis, _all_triples(axis))
+    if is_short(axis.n, axis.write_unit, 2):
+        return with_sums(axis, all_chains(axis.n, axis.write_unit, 2), every=True)
     first = whole_and_parts(axis.n, axis.read_unit)
     second = per_count(axis.n, axis.write_unit)
     first, second = first[first <= axis.most[0]], second[second <= axis.most[1]]
@@ -121,16 +120,24 @@ def whole_and_parts(n: int, read_unit: int) -> IntArray:
     return np.unique(np.concatenate([per_count(n, read_unit), parts]))
 
 
-def _all_triples(axis: StagedAxis) -> IntArray:
-    """Every (first region, intermediate chunk, second region) of a short axis."""
-    n = axis.n
-    columns = [
-        (first, chunk, second)
-        for chunk in range(1, n + 1)
-        for first in {*range(chunk, n, chunk), n}
-        for second in {*range(axis.write_unit, n, axis.write_unit), n}
-    ]
-    return np.array(sorted(columns), dtype=np.int64).T
+def is_short(n: int, write_unit: int, stages: int) -> bool:
+    """Whether an axis has few enough regions and chunks to try them all."""
+    chunks = np.arange(1, min(n, _COMPARED) + 1)
+    pairs = int((-(-n // chunks)).sum())
+    return pairs ** (stages - 1) * ceil_div(n, write_unit) <= _COMPARED
+
+
+def all_chains(n: int, write_unit: int, stages: int) -> IntArray:
+    """Every (region, chunk, region, ..., region) of a short axis, in columns.
+
+    >>> all_chains(2, 2, 2).T.tolist()
+    [[1, 1, 2], [2, 1, 2], [2, 2, 2]]
+    """
+    chains: list[tuple[int, ...]] = [(last,) for last in {*range(write_unit, n, write_unit), n}]
+    for _ in range(stages - 1):
+        pairs = [(region, chunk) for chunk in range(1, n + 1) for region in {*range(chunk, n, chunk), n}]
+        chains = [(*pair, *chain) for pair in pairs for chain in chains]
+    return np.array(sorted(chains), dtype=np.int64).T
 
 
 def least_staged_axis(axis: StagedAxis) -> AxisOptions:
@@ -177,8 +184,10 @@ def _columns(first: IntArray, chunk: IntArray, second: IntArray, valid: BoolArra
     return np.stack([first[valid], chunk[valid], second[valid]])
 
 
-def with_sums(axis: StagedAxis, sizes: IntArray, most: int = _COMPARED) -> AxisOptions:
+def with_sums(axis: StagedAxis, sizes: IntArray, most: int = _COMPARED, *, every: bool = False) -> AxisOptions:
     """About ``most`` options from columns of (region, chunk, region, ..., region), but for those that others beat.
+
+    With ``every``, the columns are all there are.
 
     Factors: the regions of the stages; for each stage elements read, units read and tasks; chunks of the intermediates.
     """
@@ -188,7 +197,9 @@ def with_sums(axis: StagedAxis, sizes: IntArray, most: int = _COMPARED) -> AxisO
     factors += [-(-axis.n // chunk) for chunk in chunks]
     options = AxisOptions(sizes, np.stack([*map(np.float64, factors)]))
     fits = (regions <= np.reshape(axis.most, (-1, 1))).all(axis=0)
-    return _undominated(_best_of_cells(options.take(np.flatnonzero(fits)), most))
+    few = _best_of_cells(options.take(np.flatnonzero(fits)), most)
+    # A larger chunk has fewer pieces, but more scratch: where every size is tried, so that a smaller one may fit.
+    return _undominated(few, few.sizes[1::2] if every else few.sizes[:0])
 
 
 def _best_of_cells(options: AxisOptions, most: int) -> AxisOptions:
@@ -206,10 +217,11 @@ def _best_of_cells(options: AxisOptions, most: int) -> AxisOptions:
     return options.take(np.unique(np.concatenate(kept)))
 
 
-def _undominated(options: AxisOptions) -> AxisOptions:
-    """The options that no other one equals or beats in every factor."""
-    left = np.argsort(np.log(options.factors).sum(axis=0), kind="stable")
-    values = options.factors[:, left]
+def _undominated(options: AxisOptions, also: IntArray) -> AxisOptions:
+    """The options that no other one equals or beats in every factor, nor in what is given besides."""
+    factors = np.concatenate([options.factors, also])
+    left = np.argsort(np.log(factors).sum(axis=0), kind="stable")
+    values = factors[:, left]
     number = 0
     while number < len(left):
         kept = np.asarray((values < values[:, number : number + 1]).any(axis=0))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rechunk_exec.candidates import StagedAxis, per_count, spread, triples, whole_and_parts, with_sums
+from rechunk_exec.candidates import StagedAxis, all_chains, is_short, per_count, spread, triples, whole_and_parts, with_sums
 from rechunk_exec.combining import AxisOptions
 from rechunk_exec.memory import IntArray
 
@@ -37,6 +37,8 @@ _COMPARED = 600
 def deeper_axis(axis: StagedAxis) -> AxisOptions:
     """Options of one axis for as many stages as ``axis.most`` has bounds, three at least."""
     n, *middle = axis.n, *axis.most[1:-1]
+    if is_short(n, axis.write_unit, len(axis.most)):
+        return with_sums(axis, all_chains(n, axis.write_unit, len(axis.most)), every=True)
     first = _outer(whole_and_parts(n, axis.read_unit), axis.most[0])
     last = _outer(per_count(n, axis.write_unit), axis.most[-1])
     chains: IntArray | None = None

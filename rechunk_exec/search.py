@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from rechunk_exec.candidates import StagedAxis, direct_axis, staged_axis
+from rechunk_exec.candidates import StagedAxis, direct_axis, is_short, staged_axis
 from rechunk_exec.combining import AxisOptions, Bounds, combine
 from rechunk_exec.cost import StageWork
 from rechunk_exec.deeper import deeper_axis
@@ -187,12 +187,15 @@ def unchecked_stage(
 
 def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:
     limits = _limits(request, way)
+    sizes = list(zip(request.shape, request.read_unit, request.write_unit, strict=True))
+    least = tuple(1 if is_short(n, b, way.stages) else a for n, a, b in sizes)
     axes = []
-    for axis, (n, a, b) in enumerate(zip(request.shape, request.read_unit, request.write_unit, strict=True)):
+    for axis, (n, a, b) in enumerate(sizes):
         if way == DIRECT:
             axes.append(direct_axis(n, a, b))
             continue
-        first = limits[0] / _others(request.read_unit, axis)
+        # where every size is tried, a first region may be less than a read unit
+        first = limits[0] / _others(least, axis)
         last = limits[-1] / _others(request.write_unit, axis)
         given = StagedAxis(n=n, read_unit=a, write_unit=b, most=(first, *limits[1:-1], last))
         axes.append(staged_axis(given) if way.stages == 2 else deeper_axis(given))

@@ -147,6 +147,12 @@ def chains_of_axis(n: int, write_unit: int, stages: int) -> list[Shape]:
     return chains
 
 
+def ways(request: PlanRequest, most_stages: int) -> list[Way]:
+    """Every way with intermediates, of up to so many stages."""
+    forms = (False, True) if request.sharded_temp else (False,)
+    return [Way(form) for stages in range(2, most_stages + 1) for form in itertools.product(forms, repeat=stages - 1)]
+
+
 def all_staged(request: PlanRequest, way: Way) -> Rows | None:
     """Every plan of a way with intermediates that fits; with counts by going through the elements."""
     axes = []
