@@ -72,12 +72,12 @@ def _within_limits(request: PlanRequest) -> Plan | dict[str, int]:
     """The best plan that keeps the limits on objects; or the values of the limits that would do."""
     unlimited = replace(request, max_objects=None, min_object_bytes=None)
     try:
-        free = choose(unlimited, _weighed(unlimited))
+        free = _weighed(unlimited)
     except BudgetError as refused:
         return refused.limits
-    if keeps_limits(request, free.stages):
-        return free
-    extremes = limits.extremes(request, _ways(request), free.stages)
+    if keeps_limits(request, (chosen := choose(unlimited, free)).stages):
+        return chosen
+    extremes = limits.extremes(request, _ways(request), tuple(free.values()))
     kept = extremes.keeping(request)
     if kept is None:
         return extremes.possible(request)

@@ -124,7 +124,7 @@ def is_short(n: int, write_unit: int, stages: int) -> bool:
     """Whether an axis has few enough regions and chunks to try them all."""
     chunks = np.arange(1, min(n, _COMPARED) + 1)
     pairs = int((-(-n // chunks)).sum())
-    return pairs ** (stages - 1) * ceil_div(n, write_unit) <= _COMPARED
+    return bool(pairs ** (stages - 1) * ceil_div(n, write_unit) <= _COMPARED)
 
 
 def all_chains(n: int, write_unit: int, stages: int) -> IntArray:

@@ -20,7 +20,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from rechunk_exec.candidates import StagedAxis, all_chains, is_short, per_count, spread, triples, whole_and_parts, with_sums
+from rechunk_exec.candidates import (
+    StagedAxis,
+    all_chains,
+    is_short,
+    per_count,
+    spread,
+    triples,
+    whole_and_parts,
+    with_sums,
+)
 from rechunk_exec.combining import AxisOptions
 from rechunk_exec.memory import IntArray
 

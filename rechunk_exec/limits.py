@@ -18,7 +18,7 @@ and one less does not. The memory that it names is enough, and one byte less is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,7 +57,8 @@ class Extremes:
         if request.max_objects is not None and self.fewest is not None:
             values["max_objects"] = _objects(self.fewest)
         if request.min_object_bytes is not None and self.largest is not None:
-            values["min_object_bytes"] = int(smallest_object(self.largest))
+            target = math.prod(request.write_unit) * request.itemsize
+            values["min_object_bytes"] = int(min(smallest_object(self.largest), target))
         return values
 
 
@@ -83,7 +84,7 @@ def refuse_target(request: PlanRequest) -> None:
         )
 
 
-def extremes(request: PlanRequest, ways: Iterable[Way], free: Stages) -> Extremes:
+def extremes(request: PlanRequest, ways: Iterable[Way], free: Sequence[Stages]) -> Extremes:
     """What can be had of each limit within ``max_mem`` while the other one is kept.
 
     Parameters
@@ -91,13 +92,13 @@ def extremes(request: PlanRequest, ways: Iterable[Way], free: Stages) -> Extreme
     request : PlanRequest
     ways : iterable of Way
         Those with intermediates.
-    free : tuple of StagePlan
-        The plan that would be made without limits.
+    free : sequence of tuple of StagePlan
+        The plans that are weighed without limits; one of them has one stage, if that fits.
     """
     options = Axes(request)
     few, large = replace(request, max_objects=None), replace(request, min_object_bytes=None)
-    fewest = [free] if keeps_limits(few, free) else []
-    largest = [free] if keeps_limits(large, free) else []
+    fewest = [stages for stages in free if keeps_limits(few, stages)]
+    largest = [stages for stages in free if keeps_limits(large, stages)]
     for way in ways:
         if request.max_objects is not None:
             fewest += _first(few, way, options, "objects")
@@ -138,7 +139,7 @@ def refusal(request: PlanRequest, needed: int, possible: Mapping[str, int]) -> B
         For limits by their names, the nearest values that would do.
     """
     got = ", ".join(f"{name}={getattr(request, name)}" for name in LIMITS if getattr(request, name) is not None)
-    instead = [f"{name} of at {_MOST_OR_LEAST[name]} {value}" for name, value in possible.items()]
+    instead = [_remedy(name, value) for name, value in possible.items()]
     remedies = " or ".join([f"max_mem of at least {needed} bytes", *instead])
     return BudgetError(
         f"intermediates within max_mem need more or smaller objects than the limits allow; got {got} with "
@@ -147,6 +148,22 @@ def refusal(request: PlanRequest, needed: int, possible: Mapping[str, int]) -> B
         max_mem=request.max_mem,
         limits=possible,
     )
+
+
+def nearest(refusals: Sequence[BudgetError]) -> BudgetError:
+    """Of the refusals of several ways to run a job, the one that needs least memory, with the limits nearest in any."""
+    least = min(refusals, key=lambda refusal: refusal.needed_bytes)
+    text = str(least)
+    for name, value in least.limits.items():
+        values = [refusal.limits[name] for refusal in refusals if name in refusal.limits]
+        least.limits[name] = max(values) if _MOST_OR_LEAST[name] == "most" else min(values)
+        text = text.replace(_remedy(name, value), _remedy(name, least.limits[name]))
+    least.args = (text,)
+    return least
+
+
+def _remedy(name: str, value: int) -> str:
+    return f"{name} of at {_MOST_OR_LEAST[name]} {value}"
 
 
 def _first(request: PlanRequest, way: Way, options: Axes, wanted: Literal["objects", "object_bytes"]) -> list[Stages]:
