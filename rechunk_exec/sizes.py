@@ -89,3 +89,12 @@ def format_bytes(size: int) -> str:
     amount, prefix = size / 1000**thousands, _PREFIXES[thousands - 1]
     figures = f"{amount:.3g}" if amount < 999.5 else f"{amount:.0f}"
     return f"{figures} {prefix if prefix == 'k' else prefix.upper()}B"
+
+
+def count_text(number: int, noun: str, form: str = "d") -> str:
+    """A count with its noun, whose plural ends in s.
+
+    >>> count_text(1, "task"), count_text(12000, "task"), count_text(12000, "task", ",")
+    ('1 task', '12000 tasks', '12,000 tasks')
+    """
+    return f"{number:{form}} {noun}" if number == 1 else f"{number:{form}} {noun}s"
