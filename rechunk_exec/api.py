@@ -21,7 +21,7 @@ from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
 from rechunk_exec.preparation import Undertaking
-from rechunk_exec.request import SourceLayout, TargetLayout
+from rechunk_exec.request import Limits, SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
@@ -50,6 +50,9 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     verify: bool = False,
     progress: bool | None = None,
     target_bytes: int | str | None = None,
+    max_objects: int | None = None,
+    min_object_bytes: int | str | None = None,
+    max_temp_bytes: int | str | None = None,
 ) -> Rechunked:
     """Plan the rewrite of a zarr array to other chunks, within a stated memory. Nothing is written yet.
 
@@ -91,6 +94,12 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         None shows a bar on a terminal or notebook and logs lines elsewhere; False is silent.
     target_bytes : int or str, optional
         Size of a chunk with ``"auto"`` axes.
+    max_objects : int, optional
+        Objects that all stages together may write, the target's included.
+    min_object_bytes : int or str, optional
+        Raw bytes that every object has at least, those at the far edges of the array aside.
+    max_temp_bytes : int or str, optional
+        Raw bytes that intermediates may hold at once; 0 for no intermediate.
 
     Returns
     -------
@@ -102,7 +111,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     PlanError
         If the request cannot be planned.
     BudgetError
-        If it needs more than ``max_mem``; ``needed_bytes`` would do.
+        If it needs more than ``max_mem`` to keep the limits; ``needed_bytes`` would do, or those in ``limits``.
     TargetExistsError
         If something is at the target's place that ``mode`` does not replace.
     StorageError
@@ -128,6 +137,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         raise PlanError(f"intermediates are uncompressed and take no options yet; got temp_options={temp_options!r}")
     if target_options is not None and not isinstance(target_options, Mapping):
         raise PlanError(f"target_options must be a dict of zarr's names for options; got {target_options!r}")
+    limits = Limits.asked(max_objects, min_object_bytes, max_temp_bytes)
     runner, workers = _runner(executor)
     places = job_places(
         Wanted(
@@ -175,6 +185,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         source=SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored)),
         has_temp_place=places.temp is not None,
         finer=_finer(stored),
+        limits=limits,
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     try:

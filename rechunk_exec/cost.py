@@ -13,6 +13,9 @@ intermediate is raw bytes and has rates of its own. Two things make a stage slow
 * *fewer units in flight*, where the budget lets a task hold fewer than wanted: bytes take ``threads wanted for the
   codecs / threads used`` times as long, operations ``wanted in flight / in flight`` times.
 
+With several slots each stage also takes ``stage_s`` to start, after the last task of the stage before it: a small array
+is not cut in two stages so that each has work for all workers.
+
 Example: 8 GB copied in one stage on two cores, everything read once, 3000 operations:
 
 >>> CostModel.local().stage_seconds(StageWork(
@@ -77,6 +80,9 @@ class CostModel:
     """Cores that these rates stand for."""
     tasks_at_once: int = 1
     """Tasks that the executor runs side by side; 1 where it is not known."""
+    stage_s: float = 0.005
+    """Seconds that it takes to start a stage on workers that have ended the one before; where it is known that there
+    are several."""
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"
@@ -86,8 +92,9 @@ class CostModel:
         for name in (*rates, "in_flight", "cores", "tasks_at_once"):
             if not getattr(self, name) > 0:
                 raise PlanError(f"CostModel.{name} must be positive; got {getattr(self, name)!r}")
-        if not self.operation_s >= 0:
-            raise PlanError(f"CostModel.operation_s must not be negative; got {self.operation_s!r}")
+        for name in ("operation_s", "stage_s"):
+            if not getattr(self, name) >= 0:
+                raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
 
     @classmethod
     def local(cls) -> CostModel:
@@ -152,7 +159,12 @@ class CostModel:
         slots = self.tasks_at_once
         if slots > 1 and work.tasks:
             seconds *= -(-work.tasks // slots) * slots / work.tasks
-        return seconds
+        return seconds + self.start_s
+
+    @property
+    def start_s(self) -> float:
+        """Seconds that each stage takes before its first task."""
+        return self.stage_s if self.tasks_at_once > 1 else 0.0
 
 
 def resolve(cost_model: str | CostModel) -> CostModel:

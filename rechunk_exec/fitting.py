@@ -8,14 +8,16 @@ regions, or few with large ones and more threads each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from rechunk_exec import cost
 from rechunk_exec.algorithm import plan
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.executors.base import WorkerShape
+from rechunk_exec.limits import nearest
+from rechunk_exec.memory import WriteScratch
 from rechunk_exec.plans import Plan
-from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
+from rechunk_exec.request import RAW_SHARD_WRITE, SHARDED_TEMP, Limits, PlanRequest, SourceLayout, TargetLayout
 
 _NEAR = 1.02
 _MOST_IN_FLIGHT = 16
@@ -34,6 +36,11 @@ class Layouts:
     """Whether an intermediate could be stored."""
     finer: SourceLayout | None = None
     """The source read in units finer than its chunks, where its codec allows that."""
+    sharded_temp: bool = SHARDED_TEMP
+    """Whether an intermediate may be stored as one object for each task that writes it."""
+    shard_scratch: WriteScratch = RAW_SHARD_WRITE
+    """What writing such an intermediate holds."""
+    limits: Limits = field(default_factory=Limits)
 
 
 def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.CostModel, workers: WorkerShape) -> Plan:
@@ -75,6 +82,9 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
             threads=max(cores, _units_in_flight(model, workers.workers * tasks_at_once)),
             codec_threads=cores,
             staged=staged,
+            sharded_temp=layouts.sharded_temp,
+            shard_scratch=layouts.shard_scratch,
+            **asdict(layouts.limits),
         )
         try:
             candidate = plan(request)
@@ -85,7 +95,7 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
         if best is None or candidate.predicted_s * _NEAR < best.predicted_s:
             best = candidate
     if best is None:
-        raise min(refusals, key=lambda refusal: refusal.needed_bytes)
+        raise nearest(refusals)
     return best
 
 
