@@ -20,7 +20,8 @@ from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
-from rechunk_exec.request import SourceLayout, TargetLayout
+from rechunk_exec.preparation import Undertaking
+from rechunk_exec.request import Limits, SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
@@ -49,6 +50,9 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     verify: bool = False,
     progress: bool | None = None,
     target_bytes: int | str | None = None,
+    max_objects: int | None = None,
+    min_object_bytes: int | str | None = None,
+    max_temp_bytes: int | str | None = None,
 ) -> Rechunked:
     """Plan the rewrite of a zarr array to other chunks, within a stated memory. Nothing is written yet.
 
@@ -67,7 +71,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         Arguments of :func:`zarr.create_array` that replace what is carried over from the source (``compressors``,
         ``filters``, ``fill_value``, ...), or rechunker's ``compressor``.
     temp_store : str, os.PathLike or zarr store, optional
-        Where intermediates go, if the plan needs any; None puts them beside the target.
+        Where intermediates go, if the plan needs any; None puts them in the target's folder.
     temp_options : dict, optional
         For intermediates, which are uncompressed: none are known yet.
     executor : str, executor, concurrent.futures.Executor, or callable
@@ -90,6 +94,12 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         None shows a bar on a terminal or notebook and logs lines elsewhere; False is silent.
     target_bytes : int or str, optional
         Size of a chunk with ``"auto"`` axes.
+    max_objects : int, optional
+        Objects that all stages together may write, the target's included.
+    min_object_bytes : int or str, optional
+        Raw bytes that every object has at least, those at the far edges of the array aside.
+    max_temp_bytes : int or str, optional
+        Raw bytes that intermediates may hold at once; 0 for no intermediate.
 
     Returns
     -------
@@ -101,7 +111,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     PlanError
         If the request cannot be planned.
     BudgetError
-        If it needs more than ``max_mem``; ``needed_bytes`` would do.
+        If it needs more than ``max_mem`` to keep the limits; ``needed_bytes`` would do, or those in ``limits``.
     TargetExistsError
         If something is at the target's place that ``mode`` does not replace.
     StorageError
@@ -127,6 +137,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         raise PlanError(f"intermediates are uncompressed and take no options yet; got temp_options={temp_options!r}")
     if target_options is not None and not isinstance(target_options, Mapping):
         raise PlanError(f"target_options must be a dict of zarr's names for options; got {target_options!r}")
+    limits = Limits.asked(max_objects, min_object_bytes, max_temp_bytes)
     runner, workers = _runner(executor)
     places = job_places(
         Wanted(
@@ -160,6 +171,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     design = storage.design_target(stored, wishes)
     storage.refuse_overlap(places.source, places.target)
     begun = storage.read_job(places.target) if mode == "resume" and places.journalled else None
+    temp_name = storage.new_temp_name(places.target) if begun is None else begun.temp_name
+    places = places.with_temp(temp_name)
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
@@ -172,6 +185,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         source=SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored)),
         has_temp_place=places.temp is not None,
         finer=_finer(stored),
+        limits=limits,
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     try:
@@ -182,20 +196,19 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is not None:
         refuse_other_job(begun, fingerprint, workers, places.target)
         refuse_other_plan(begun, stored, design.like, places.target)
-    return Rechunked(
+    work = Undertaking(
+        places=places,
+        stored=stored,
+        design=design,
+        fingerprint=fingerprint,
+        mode=mode,
+        resumed=begun,
         plan=plan,
-        parts=JobParts(
-            places=places,
-            stored=stored,
-            design=design,
-            fingerprint=fingerprint,
-            mode=mode,
-            resumed=begun,
-            executor=runner,
-            owned=isinstance(executor, str),
-            verify=verify,
-            progress=progress,
-        ),
+        temp_name=temp_name,
+        session=storage.session_target(places.target, design.like.metadata.zarr_format),
+    )
+    return Rechunked(
+        JobParts(work=work, executor=runner, owned=isinstance(executor, str), verify=verify, progress=progress)
     )
 
 

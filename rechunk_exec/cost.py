@@ -10,8 +10,11 @@ intermediate is raw bytes and has rates of its own. Two things make a stage slow
 
 * *idle workers*: with ``tasks_at_once`` slots, ``tasks`` tasks run in ``ceil(tasks / slots)`` waves, and the last wave
   leaves slots empty: ``ceil(tasks/slots) * slots / tasks``;
-* *fewer threads*: where the budget lets a task hold fewer units in flight than the worker has threads for it:
-  ``threads wanted / threads used``.
+* *fewer units in flight*, where the budget lets a task hold fewer than wanted: bytes take ``threads wanted for the
+  codecs / threads used`` times as long, operations ``wanted in flight / in flight`` times.
+
+With several slots each stage also takes ``stage_s`` to start, after the last task of the stage before it: a small array
+is not cut in two stages so that each has work for all workers.
 
 Example: 8 GB copied in one stage on two cores, everything read once, 3000 operations:
 
@@ -46,7 +49,9 @@ class StageWork:
     target: str
     """``"target"`` or the name of an intermediate."""
     slowdown: float = 1.0
-    """Threads wanted / threads used."""
+    """Threads wanted for the codecs / threads used."""
+    waiting: float = 1.0
+    """Operations wanted in flight / operations in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,9 @@ class CostModel:
     """Cores that these rates stand for."""
     tasks_at_once: int = 1
     """Tasks that the executor runs side by side; 1 where it is not known."""
+    stage_s: float = 0.005
+    """Seconds that it takes to start a stage on workers that have ended the one before; where it is known that there
+    are several."""
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"
@@ -84,8 +92,9 @@ class CostModel:
         for name in (*rates, "in_flight", "cores", "tasks_at_once"):
             if not getattr(self, name) > 0:
                 raise PlanError(f"CostModel.{name} must be positive; got {getattr(self, name)!r}")
-        if not self.operation_s >= 0:
-            raise PlanError(f"CostModel.operation_s must not be negative; got {self.operation_s!r}")
+        for name in ("operation_s", "stage_s"):
+            if not getattr(self, name) >= 0:
+                raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
 
     @classmethod
     def local(cls) -> CostModel:
@@ -145,15 +154,17 @@ class CostModel:
 
     def stage_seconds(self, work: StageWork) -> float:
         """Seconds that a stage takes; see the module for the formula."""
-        seconds = (
-            work.decoded_bytes / self.read_bps(work.source)
-            + work.written_bytes / self.write_bps(work.target)
-            + work.operations * self.operation_s / self.in_flight
-        )
+        moving = work.decoded_bytes / self.read_bps(work.source) + work.written_bytes / self.write_bps(work.target)
+        seconds = moving * work.slowdown + work.operations * self.operation_s / self.in_flight * work.waiting
         slots = self.tasks_at_once
         if slots > 1 and work.tasks:
             seconds *= -(-work.tasks // slots) * slots / work.tasks
-        return seconds * work.slowdown if work.slowdown != 1.0 else seconds
+        return seconds + self.start_s
+
+    @property
+    def start_s(self) -> float:
+        """Seconds that each stage takes before its first task."""
+        return self.stage_s if self.tasks_at_once > 1 else 0.0
 
 
 def resolve(cost_model: str | CostModel) -> CostModel:

@@ -19,6 +19,7 @@ process arrives with its attributes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -49,15 +50,22 @@ class BudgetError(PlanError):
         The smallest ``max_mem`` with which the same call succeeds.
     max_mem : int
         The ``max_mem`` that was given, in bytes.
+    limits : dict of str to int
+        For limits on objects or intermediates that no plan keeps within ``max_mem``, by the names of the arguments: the
+        nearest value with which the same call succeeds. Empty where there are none.
     """
 
     needed_bytes: int
     max_mem: int
+    limits: dict[str, int]
 
-    def __init__(self, message: str, *, needed_bytes: int, max_mem: int) -> None:
+    def __init__(
+        self, message: str, *, needed_bytes: int, max_mem: int, limits: Mapping[str, int] | None = None
+    ) -> None:
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.max_mem = max_mem
+        self.limits = dict(limits or {})
 
 
 class TargetExistsError(RechunkError, FileExistsError):

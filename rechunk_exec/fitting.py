@@ -8,16 +8,20 @@ regions, or few with large ones and more threads each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from rechunk_exec import cost
 from rechunk_exec.algorithm import plan
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.executors.base import WorkerShape
+from rechunk_exec.limits import nearest
+from rechunk_exec.memory import WriteScratch
 from rechunk_exec.plans import Plan
-from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
+from rechunk_exec.request import RAW_SHARD_WRITE, SHARDED_TEMP, Limits, PlanRequest, SourceLayout, TargetLayout
 
 _NEAR = 1.02
+_MOST_IN_FLIGHT = 16
+"""Each holds a unit, on a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,11 @@ class Layouts:
     """Whether an intermediate could be stored."""
     finer: SourceLayout | None = None
     """The source read in units finer than its chunks, where its codec allows that."""
+    sharded_temp: bool = SHARDED_TEMP
+    """Whether an intermediate may be stored as one object for each task that writes it."""
+    shard_scratch: WriteScratch = RAW_SHARD_WRITE
+    """What writing such an intermediate holds."""
+    limits: Limits = field(default_factory=Limits)
 
 
 def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.CostModel, workers: WorkerShape) -> Plan:
@@ -61,6 +70,7 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
         (source, tasks) for source in (layouts.source, layouts.finer) if source for tasks in _tasks_at_once(workers)
     ]
     for source, tasks_at_once in ways:
+        cores = max(1, workers.cores_per_worker // tasks_at_once)
         request = PlanRequest(
             shape=layouts.shape,
             itemsize=layouts.itemsize,
@@ -69,8 +79,12 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
             max_mem=max_mem,
             cost=replace(model, tasks_at_once=workers.workers * tasks_at_once),
             tasks_per_worker=tasks_at_once,
-            threads=max(1, workers.cores_per_worker // tasks_at_once),
+            threads=max(cores, _units_in_flight(model, workers.workers * tasks_at_once)),
+            codec_threads=cores,
             staged=staged,
+            sharded_temp=layouts.sharded_temp,
+            shard_scratch=layouts.shard_scratch,
+            **asdict(layouts.limits),
         )
         try:
             candidate = plan(request)
@@ -81,8 +95,15 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
         if best is None or candidate.predicted_s * _NEAR < best.predicted_s:
             best = candidate
     if best is None:
-        raise min(refusals, key=lambda refusal: refusal.needed_bytes)
+        raise nearest(refusals)
     return best
+
+
+def _units_in_flight(model: cost.CostModel, tasks_at_once: int) -> int:
+    """Units that each task should have in flight: its share of what the store serves, where requests wait for it."""
+    if model.in_flight_scales:  # a disk, which its own threads keep busy
+        return 1
+    return min(_MOST_IN_FLIGHT, model.in_flight // tasks_at_once)
 
 
 def _tasks_at_once(workers: WorkerShape) -> Iterator[int]:

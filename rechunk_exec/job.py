@@ -18,10 +18,8 @@ from rechunk_exec import batch, executors, storage
 from rechunk_exec.errors import RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.keeper import Keeper
-from rechunk_exec.plans import Plan
 from rechunk_exec.preparation import (
     Begun,
-    JobPlaces,
     Undertaking,
     begin,
     refuse_places,
@@ -33,7 +31,8 @@ from rechunk_exec.report.progress import progress as progress_display
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.resuming import take_back
 from rechunk_exec.sizes import format_bytes
-from rechunk_exec.storage import FinishedRecord, JobRecord
+from rechunk_exec.staging import stages_of
+from rechunk_exec.storage import FinishedRecord
 from rechunk_exec.tasks import CopyTask, Stage
 from rechunk_exec.verification import VerifyOptions, verify_copied, verify_nodes
 
@@ -44,13 +43,8 @@ logger = logging.getLogger("rechunk_exec")
 class JobParts:
     """What a job was made of."""
 
-    places: JobPlaces
-    stored: storage.StoredArray
-    design: storage.Design
-    fingerprint: storage.Fingerprint
-    mode: str
-    resumed: JobRecord | None
-    """The job that was begun before, if this goes on with one."""
+    work: Undertaking
+    """Its stages are made by the job."""
     executor: Executor
     owned: bool
     """Whether we made the executor, and so close it."""
@@ -72,39 +66,28 @@ class Rechunked:
         After :meth:`execute`: what was done.
     """
 
-    def __init__(self, *, plan: Plan, parts: JobParts) -> None:
-        self.plan = plan
+    def __init__(self, parts: JobParts) -> None:
+        self.plan = parts.work.plan
         self.report: CopyReport | None = None
         self._parts = parts
         self._begun = False
-        self._session = storage.session_target(parts.places.target, parts.design.like.metadata.zarr_format)
-        self._work = Undertaking(
-            places=parts.places,
-            stored=parts.stored,
-            design=parts.design,
-            fingerprint=parts.fingerprint,
-            mode=parts.mode,
-            resumed=parts.resumed,
-            plan=plan,
-            session=self._session,
-            stages=(),
-        )
-        self.stages = self._make_stages()
-        self._work = replace(self._work, stages=self.stages)
+        self._session = parts.work.session
+        self.stages = self._make_stages(parts.work)
+        self._work = replace(parts.work, stages=self.stages)
         refuse_places(self._work)
         check = getattr(parts.executor, "check_stages", None)
         if callable(check):
             check(self.stages)
 
     def __repr__(self) -> str:
-        places = self._parts.places
+        places = self._work.places
         lines = [f"rechunk {places.source}", f"     to {places.target}"]
         if self._work.intermediates:
             temp_bytes = self.plan.temp_bytes
             lines.append(f"    via {places.temp}, which holds {format_bytes(temp_bytes)} ({temp_bytes} bytes)")
-        if self._parts.resumed is not None:
-            lines.append(f"   goes on with the job begun at {self._parts.resumed.begun}")
-        lines += [f"   note: {note}" for note in self._parts.design.notes]
+        if self._work.resumed is not None:
+            lines.append(f"   goes on with the job begun at {self._work.resumed.begun}")
+        lines += [f"   note: {note}" for note in self._work.design.notes]
         return "\n".join([*lines, "", self.plan.explain()])
 
     def tasks(self) -> Iterator[CopyTask]:
@@ -138,7 +121,7 @@ class Rechunked:
             If the job that was to go on was replaced since it was planned.
         """
         self._refuse_twice()
-        parts = self._parts
+        parts, places = self._parts, self._work.places
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
@@ -149,7 +132,7 @@ class Rechunked:
             if self._had_ended():
                 return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
-            lease = stack.enter_context(storage.sole_writer(parts.places.target, documents=parts.places.journalled))
+            lease = stack.enter_context(storage.sole_writer(places.target, documents=places.journalled))
             begun = begin(self._work, lease)
             self.stages = begun.stages
             try:
@@ -157,11 +140,11 @@ class Rechunked:
                 self._verify(begun, report)
                 self._finish(begun, report, lease)
                 if self._session is not None:
-                    self._session.commit(parts.design.like)
+                    self._session.commit(self._work.design.like)
             except BaseException as error:
                 self._tell_what_is_left(error, begun)
                 raise
-        self.report = replace(report, notes=(*parts.design.notes, *report.notes))
+        self.report = replace(report, notes=(*self._work.design.notes, *report.notes))
         return self._open_target()
 
     def write_jobs(self, jobs: str | os.PathLike[str]) -> int:
@@ -192,7 +175,7 @@ class Rechunked:
         """
         self._refuse_twice()
         parts, name = self._parts, os.fspath(jobs)
-        target = parts.places.target
+        target = self._work.places.target
         work = replace(self._work, stages=tuple(replace(stage, journal=target) for stage in self.stages))
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
@@ -200,10 +183,10 @@ class Rechunked:
             stack.enter_context(_ended_by_sigterm())
             batch.refuse_unnamed(work.stages)
             temp = work.temp if work.intermediates else None
-            batch.refuse_inside(name, [parts.places.source, target, *([] if temp is None else [temp])])
+            batch.refuse_inside(name, [self._work.places.source, target, *([] if temp is None else [temp])])
             refuse_what_is_there(work)
             lease = stack.enter_context(storage.sole_writer(target))
-            lines = stack.enter_context(batch.open_lines(name, replace_it=parts.mode != "fail"))
+            lines = stack.enter_context(batch.open_lines(name, replace_it=self._work.mode != "fail"))
             if self._had_ended():
                 self._nothing_left()
                 return 0
@@ -232,15 +215,15 @@ class Rechunked:
 
     def _had_ended(self) -> bool:
         """Whether this goes on with a job that has ended before; it, and no other that took its place."""
-        resumed = self._parts.resumed
-        finished = None if resumed is None else storage.read_finished(self._parts.places.target)
+        resumed = self._work.resumed
+        finished = None if resumed is None else storage.read_finished(self._work.places.target)
         return resumed is not None and finished is not None and finished.job == resumed.job
 
     def _nothing_left(self) -> zarr.Array[Any]:
         """The end of a job that had ended before."""
         self.stages = tuple(replace(stage, left=()) for stage in self.stages)
         self.report = CopyReport(executor=self._parts.executor.name, results=(), seconds=0.0)
-        places = self._parts.places
+        places = self._work.places
         if self._parts.verify:
             found = verify_nodes(
                 places.source, places.target, VerifyOptions(executor=self._parts.executor, max_mem=self.plan.max_mem)
@@ -252,25 +235,16 @@ class Rechunked:
                 )
         return self._open_target()
 
-    def _make_stages(self) -> tuple[Stage, ...]:
-        parts = self._parts
-        target = parts.places.target
-        if self._session is not None:
-            target = replace(target, store=self._session)
-        refs = {"source": parts.places.source, "target": target}
-        refs |= {name: storage.child(self._work.temp, name) for name in self._work.intermediates}
-        job = uuid.uuid4().hex
-        return tuple(
-            Stage(
-                number=number,
-                plan=stage,
-                source=refs[stage.source],
-                target=refs[stage.target],
-                job=job,
-                journal=None if _tells(parts.executor) else parts.places.target,
-                digest=parts.verify,
-            )
-            for number, stage in enumerate(self.plan.stages)
+    def _make_stages(self, work: Undertaking) -> tuple[Stage, ...]:
+        places, target = work.places, work.places.target
+        if work.session is not None:
+            places = replace(places, target=replace(target, store=work.session))
+        return stages_of(
+            work.plan,
+            places,
+            job=uuid.uuid4().hex,
+            journal=None if _tells(self._parts.executor) else target,
+            digest=self._parts.verify,
         )
 
     def _run(self, begun: Begun, lease: storage.Lease, on_event: OnEvent | None) -> CopyReport:
@@ -280,10 +254,11 @@ class Rechunked:
         )
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
             listeners: list[OnEvent] = [keeper, display, *([] if on_event is None else [on_event])]
-            report = executors.staged_copy(begun.stages, self._parts.executor, on_event=_all_of(listeners))
+            tell = storage.merging(begun.stages, _all_of(listeners))
+            report = executors.staged_copy(begun.stages, self._parts.executor, on_event=tell)
         if self._session is not None:
             report = replace(report, results=self._session.collect(begun.stages[-1], report.results))
-        return report
+        return replace(report, results=tuple(map(storage.without_changes, report.results)))
 
     def _verify(self, begun: Begun, report: CopyReport) -> None:
         parts = self._parts
@@ -295,12 +270,12 @@ class Rechunked:
             if begun.journal is not None:
                 take_back(begun.journal, self._work.stages[-1], results, found)
             raise RechunkError(
-                f"the target must hold the source's bits; {found}; the target is {parts.places.target}; "
+                f"the target must hold the source's bits; {found}; the target is {self._work.places.target}; "
                 "give mode='resume' to copy again what differs"
             )
 
     def _finish(self, begun: Begun, report: CopyReport, lease: storage.Lease) -> None:
-        target = self._parts.places.target
+        target = self._work.places.target
         if report.retries or self._work.resumed is not None:  # a worker that died while it wrote has left its file
             lease.await_workers()
             storage.remove_partials(target)
@@ -318,7 +293,7 @@ class Rechunked:
             )
 
     def _tell_what_is_left(self, error: BaseException, begun: Begun) -> None:
-        places = self._parts.places
+        places = self._work.places
         left = f"the target {places.target} is unfinished"
         if begun.journal is not None:
             with contextlib.suppress(RechunkError):  # what went wrong with the journal is told already
@@ -327,6 +302,9 @@ class Rechunked:
             left = self._session.left
             with contextlib.suppress(StorageError):
                 remove_intermediates(self._work)
+        elif self._work.intermediates and not storage.holds_documents(self._work.temp):
+            left += "; its intermediates were in a fork of an icechunk session, and are made again"
+            remove_intermediates(self._work)
         elif self._work.intermediates:
             left += f"; kept: the intermediates {', '.join(self._work.intermediates)} in {places.temp}"
         if places.journalled:
@@ -341,7 +319,7 @@ class Rechunked:
     def _open_target(self) -> zarr.Array[Any]:
         if self._session is not None:
             return storage.open_array(self._session.committed, read_only=True).array
-        return storage.open_array(self._parts.places.target, read_only=False).array
+        return storage.open_array(self._work.places.target, read_only=False).array
 
 
 def _tells(executor: Executor) -> bool:

@@ -2,17 +2,19 @@
 
 A keeper listens to the events of the run, as a progress bar does. Its thread writes the results that came since it last
 looked, so that a driver that is killed has lost the record of a few seconds' tasks at most, and no task waits for a
-write. Tasks whose executor cannot tell of them write their own results; the thread then only merges these.
+write. Where the executor cannot tell of its tasks, those that run in the driver's process hand their results over; the
+others write their own, and the thread only merges these.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Self
 
+from rechunk_exec.copy import noted_by
 from rechunk_exec.errors import RechunkError, TaskError
 from rechunk_exec.results import Event, TaskFailure, TaskResult
 from rechunk_exec.storage import BEAT_S, MERGED_AT_ONCE, STALE_S, Journal, Lease
@@ -32,7 +34,7 @@ class Keeper:
         None where the store holds no documents.
     lease : Lease
     told : bool
-        Whether events tell of the tasks as they are done, or tasks write their results by themselves.
+        Whether events tell of the tasks as they are done, or tasks hand over or write their results by themselves.
     left : int
         Tasks that are to be run.
     """
@@ -44,7 +46,10 @@ class Keeper:
         self._left = left
         self._began = self._beaten = time.monotonic()
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._waiting: list[TaskResult] = []
+        self._taken: set[tuple[int, int]] = set()
+        self._offer = ExitStack()
         self._done = 0
         self._bytes_written = 0
         self._written = 0
@@ -54,11 +59,14 @@ class Keeper:
 
     def __enter__(self) -> Self:
         self._thread.start()
+        if self._journal is not None and not self._told:
+            self._offer.enter_context(noted_by(self._journal.job, self))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._offer.close()
         self._end.set()
         self._thread.join()
         if error is None:
@@ -80,10 +88,29 @@ class Keeper:
             self._beat()  # the process was asleep: see that it still has its claim before the next task is begun
         if event.result is not None:
             with self._lock:
-                self._done += 1
-                self._bytes_written += event.result.bytes_written
+                if (event.result.stage, event.result.index) not in self._taken:
+                    self._count(event.result)
                 if self._told:
                     self._waiting.append(event.result)
+
+    def take(self, result: TaskResult) -> None:
+        """Take the result of a task of this process, to be written soon. Raises what went wrong with the journal."""
+        self._refuse_failure()
+        key = result.stage, result.index
+        with self._lock:
+            if key not in self._taken:  # a task may run twice
+                self._taken.add(key)
+                self._count(result)
+            self._waiting.append(result)
+
+    def flush(self) -> None:
+        """Write what was taken. Raises what went wrong with the journal."""
+        self._refuse_failure()
+        self._write()
+
+    def _count(self, result: TaskResult) -> None:
+        self._done += 1
+        self._bytes_written += result.bytes_written
 
     def _refuse_failure(self) -> None:
         if self._failure is not None:
@@ -96,7 +123,8 @@ class Keeper:
                 if time.monotonic() - self._beaten >= BEAT_S:
                     self._beat()
                     if self._journal is not None and not self._told:
-                        self._journal.merge()
+                        with self._writing:
+                            self._journal.merge()
             except Exception as error:  # noqa: BLE001 - a thread has nobody to raise it to; the next event does
                 self._failure = error
                 return
@@ -106,16 +134,17 @@ class Keeper:
         self._lease.beat(done=self._done, left=self._left, bytes_written=self._bytes_written)
 
     def _write(self) -> None:
-        with self._lock:
-            results, self._waiting = self._waiting, []
-        if not results or self._journal is None:
-            return
-        try:
-            self._journal.add(results, durable=time.monotonic() - self._began > _WORTH_A_WAIT_S)
-        except RechunkError:
+        with self._writing:  # who flushes waits for what the thread is at
             with self._lock:
-                self._waiting = results + self._waiting
-            raise
-        self._written += 1
-        if self._written % MERGED_AT_ONCE == 0:
-            self._journal.merge()
+                results, self._waiting = self._waiting, []
+            if not results or self._journal is None:
+                return
+            try:
+                self._journal.add(results, durable=time.monotonic() - self._began > _WORTH_A_WAIT_S)
+            except RechunkError:
+                with self._lock:
+                    self._waiting = results + self._waiting
+                raise
+            self._written += 1
+            if self._written % MERGED_AT_ONCE == 0:
+                self._journal.merge()

@@ -10,7 +10,7 @@ import zarr
 
 from rechunk_exec import storage
 from rechunk_exec.errors import PlanError, StorageError
-from rechunk_exec.preparation import JobPlaces
+from rechunk_exec.staging import JobPlaces
 from rechunk_exec.tasks import ArrayRef, OptionValue
 
 Options: TypeAlias = Mapping[str, OptionValue]
@@ -32,7 +32,7 @@ class Wanted:
 
 
 def job_places(wanted: Wanted) -> JobPlaces:
-    """Return where the arrays of a job are.
+    """Return where the arrays of a job are; the folder of its intermediates is not named yet.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def job_places(wanted: Wanted) -> JobPlaces:
     if wanted.temp_store is not None:
         _refuse_read_only(wanted.temp_store, "temp_store")
         temp = storage.array_ref(wanted.temp_store, "", _options_for(wanted.temp_store, wanted.temp_storage_options))
-    return JobPlaces(source, target, storage.temp_place(target, temp))
+    return JobPlaces(source, target, None, temp)
 
 
 def target_ref(store: object, array_name: str | None, options: Options | None) -> ArrayRef:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import SupportsIndex
 
 from rechunk_exec.algorithm import plan
@@ -11,7 +12,7 @@ from rechunk_exec.chunkspec import ChunkSpec, exact_sizes, resolve_chunks, resol
 from rechunk_exec.cost import CostModel, resolve
 from rechunk_exec.errors import PlanError
 from rechunk_exec.plans import Plan
-from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
+from rechunk_exec.request import Limits, PlanRequest, SourceLayout, TargetLayout
 from rechunk_exec.sizes import parse_bytes
 
 
@@ -26,6 +27,9 @@ def plan_rechunk(  # noqa: PLR0913 - the signature is part of the public contrac
     read_unit: Sequence[int] | None = None,
     cost_model: str | CostModel = "local",
     tasks_per_worker: int = 1,
+    max_objects: int | None = None,
+    min_object_bytes: int | str | None = None,
+    max_temp_bytes: int | str | None = None,
 ) -> Plan:
     """Plan a rechunk by arithmetic alone: no file is opened and nothing is made.
 
@@ -49,6 +53,12 @@ def plan_rechunk(  # noqa: PLR0913 - the signature is part of the public contrac
         Rates that the plan's time is predicted with.
     tasks_per_worker : int
         Tasks that one worker process runs at once; they share ``max_mem``.
+    max_objects : int, optional
+        Objects that all stages together may write, the target's included.
+    min_object_bytes : int or str, optional
+        Raw bytes that every object has at least, those at the far edges of the array aside.
+    max_temp_bytes : int or str, optional
+        Raw bytes that intermediates may hold at once; 0 for no intermediate.
 
     Returns
     -------
@@ -58,9 +68,10 @@ def plan_rechunk(  # noqa: PLR0913 - the signature is part of the public contrac
     Raises
     ------
     PlanError
-        If an argument is not valid.
+        If an argument is not valid, or the target itself passes a limit.
     BudgetError
-        If no plan holds within ``max_mem``; ``needed_bytes`` is the least that would do.
+        If no plan holds within ``max_mem`` and the limits; ``needed_bytes`` is the least that would do, ``limits`` has
+        the nearest limits that would.
 
     Examples
     --------
@@ -91,6 +102,7 @@ def plan_rechunk(  # noqa: PLR0913 - the signature is part of the public contrac
         max_mem=parse_bytes(max_mem),
         cost=resolve(cost_model),
         tasks_per_worker=_whole(tasks_per_worker, "tasks_per_worker", at_least=1),
+        **asdict(Limits.asked(max_objects, min_object_bytes, max_temp_bytes)),
     )
     return plan(request)
 

@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from importlib import metadata
 
 from rechunk_exec import storage
-from rechunk_exec.errors import PlanError, ResumeError, StorageError
+from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskResult
 from rechunk_exec.resuming import what_is_left
+from rechunk_exec.staging import JobPlaces, intermediates
 from rechunk_exec.storage import JobRecord, Journal, Lease
 from rechunk_exec.tasks import ArrayRef, Stage
 
@@ -26,24 +27,9 @@ _METADATA_BYTES = 4096
 """A disk with less room than this is full: the metadata of an array would not fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobPlaces:
-    """Where the arrays of a job are."""
-
-    source: ArrayRef
-    target: ArrayRef
-    temp: ArrayRef | None
-    """The folder of the intermediates; None if there is no place for one."""
-
-    @property
-    def journalled(self) -> bool:
-        """Whether the target's store holds a journal."""
-        return storage.holds_documents(self.target)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undertaking:
-    """What is to be prepared."""
+    """What a job is to do, before it is prepared."""
 
     places: JobPlaces
     stored: storage.StoredArray
@@ -55,31 +41,22 @@ class Undertaking:
     resumed: JobRecord | None
     """The job that was begun before, and is gone on with."""
     plan: Plan
+    temp_name: str
+    """Of the folder of its intermediates, for the job's record."""
     session: storage.IcechunkTarget | None
     """Of the target, if it is in an icechunk repository."""
-    stages: tuple[Stage, ...]
-    """All of the job's, whole."""
+    stages: tuple[Stage, ...] = ()
+    """All of the job's, whole; none before they are known."""
 
     @property
     def intermediates(self) -> tuple[str, ...]:
         """Names of the intermediates."""
-        return tuple(stage.target for stage in self.plan.stages if stage.target != "target")
+        return intermediates(self.plan)
 
     @property
     def temp(self) -> ArrayRef:
-        """The folder of the intermediates.
-
-        Raises
-        ------
-        PlanError
-            If there is no place for it.
-        """
-        if self.places.temp is None:
-            raise PlanError(
-                f"the plan needs a temp store of {self.plan.temp_bytes} bytes, and there is no place for one beside "
-                f"the target {self.places.target}; give temp_store, or more max_mem"
-            )
-        return self.places.temp
+        """The folder of the intermediates; see :meth:`rechunk_exec.staging.JobPlaces.needed_temp`."""
+        return self.places.needed_temp(self.plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +91,8 @@ def refuse_places(work: Undertaking) -> None:
     storage.refuse_unwritable(places.target, _METADATA_BYTES, "target")
     if work.intermediates:
         for name, array in (("source", places.source), ("target", places.target)):
+            if array is places.target and storage.is_inside(work.temp, array):
+                continue
             try:
                 storage.refuse_overlap(array, work.temp)
             except PlanError as error:
@@ -135,6 +114,7 @@ def remove_intermediates(work: Undertaking) -> None:
     """Remove the intermediates, and what marked their folder as ours."""
     if work.intermediates:
         storage.remove_temp(work.temp, work.intermediates)
+        storage.forget_intermediates(work.stages)
 
 
 def utc_now() -> str:
@@ -150,8 +130,6 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
     if replaces:
         lease.await_workers()  # of a job before: they would write to the new arrays
         _remove_intermediates_before(work)
-    if work.intermediates:
-        storage.mark_temp(work.temp, target, work.stages[0].job)
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
         storage.remove_moved_aside(target)
@@ -160,10 +138,13 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
             lease.claim()
         if journal is not None:
             journal.begin(_record(work))
+        if work.intermediates:  # after the record, which tells who comes later of the folder
+            storage.mark_temp(work.temp, target, work.stages[0].job)
         _create_intermediates(work, work.stages)
         _create_anew(work)
-    except StorageError:
-        remove_intermediates(work)  # nothing is in them
+    except (StorageError, TargetExistsError):
+        if work.intermediates and storage.is_temp_of(work.temp, work.stages[0].job):
+            remove_intermediates(work)  # nothing is in them
         if journal is not None:
             journal.withdraw()
         raise
@@ -204,14 +185,15 @@ def _remove_intermediates_before(work: Undertaking) -> None:
         return
     if before is None:
         return
-    names = [stage.target for stage in before.plan.stages if stage.target != "target"]
-    for place in (storage.temp_place(target, None), work.places.temp):
+    names = intermediates(before.plan)
+    stores = [None] if work.places.temp_store is None else [None, work.places.temp_store]
+    places = [storage.temp_place(target, temp, before.temp_name) for temp in stores]
+    for place in places:
         if names and place is not None and storage.is_temp_of(place, before.job):
             storage.remove_temp(place, names)
     elsewhere = before.fingerprint.temp
-    given = "" if work.places.temp is None else str(work.places.temp)
     # A path out of a document is not followed.
-    if names and elsewhere not in {"", given} and storage.read_finished(target) is None:
+    if names and elsewhere not in {"", *map(str, places)} and storage.read_finished(target) is None:
         logger.warning("the job that is replaced had its intermediates in %s; remove them if they are there", elsewhere)
 
 
@@ -233,6 +215,7 @@ def _record(work: Undertaking) -> JobRecord:
         plan=work.plan,
         begun=utc_now() if work.resumed is None else work.resumed.begun,
         package=_package_version(),
+        temp_name=work.temp_name,
     )
 
 
@@ -247,7 +230,8 @@ def _create_intermediates(work: Undertaking, stages: Sequence[Stage]) -> None:
     """Create the intermediates that stages write; one of another job is removed before."""
     for stage in stages:
         if stage.plan.target != "target" and not (work.resumed is not None and storage.exists(stage.target)):
-            storage.remove_array(stage.target)
+            if storage.holds_documents(stage.target):  # else it is in a fork of its own, with nothing there
+                storage.remove_array(stage.target)
             design = storage.design_intermediate(work.stored, stage.plan.chunk, stage.plan.write_unit)
             storage.create(design, stage.target)
 

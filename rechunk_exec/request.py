@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, field
+from typing import SupportsIndex, TypeAlias
 
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import PlanError
-from rechunk_exec.grid import clip
+from rechunk_exec.grid import ceil_div, clip
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, StageMemory, WriteScratch
+from rechunk_exec.sizes import parse_bytes
 
+Size: TypeAlias = int | str
+"""Bytes, as a number or such as ``"8MB"``."""
+
+RAW_SHARD_WRITE = WriteScratch(gathered=1, stored=0, assembled=1)
+"""Writing an uncompressed intermediate as one object a task, to a store that takes only whole objects."""
+SHARDED_TEMP = False
+"""Whether intermediates of one object a task are weighed where nothing else is said."""
+MOST_STAGES = 3
+"""A fourth would have to save what moving the array twice takes, and no case is known where it does."""
 MOST_CHUNK_BYTES = 2**31 - 1
 """A chunk that is encoded in one call stays below this many bytes: codecs count in 32 bits."""
 
@@ -45,7 +57,52 @@ class TargetLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
+class Limits:
+    """What a user wants no plan to pass; None for no limit.
+
+    Raises
+    ------
+    PlanError
+        If a limit is negative, or no objects are allowed.
+    """
+
+    max_objects: int | None = None
+    """Objects that all stages together may write."""
+    min_object_bytes: int | None = None
+    """Raw bytes that every object has at least, those at the far edges of the array aside."""
+    max_temp_bytes: int | None = None
+    """Raw bytes that intermediates may hold at once; 0 for none."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_objects", 1), ("min_object_bytes", 0), ("max_temp_bytes", 0)):
+            limit = getattr(self, name)
+            if limit is not None and limit < least:
+                raise PlanError(f"{name} must be at least {least}; got {limit}")
+
+    @classmethod
+    def asked(
+        cls, max_objects: SupportsIndex | None, min_object_bytes: Size | None, max_temp_bytes: Size | None
+    ) -> Limits:
+        """The limits as users give them: bytes may be text such as ``"8MB"``.
+
+        >>> Limits.asked(1000, "8MB", 0)
+        Limits(max_objects=1000, min_object_bytes=8000000, max_temp_bytes=0)
+        """
+        if isinstance(max_objects, bool) or not (max_objects is None or hasattr(max_objects, "__index__")):
+            raise PlanError(f"max_objects must be a whole number of at least 1; got {max_objects!r}")
+        return cls(
+            max_objects=None if max_objects is None else operator.index(max_objects),
+            min_object_bytes=_bytes_or_none(min_object_bytes, "min_object_bytes"),
+            max_temp_bytes=_bytes_or_none(max_temp_bytes, "max_temp_bytes"),
+        )
+
+
+def _bytes_or_none(size: Size | None, name: str) -> int | None:
+    return None if size is None else parse_bytes(size, name=name, at_least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest(Limits):
     """All that a plan depends on.
 
     Raises
@@ -65,14 +122,21 @@ class PlanRequest:
     cost: CostModel
     tasks_per_worker: int = 1
     threads: int = 2
-    """Units that a worker can have in flight for one task."""
+    """Units that a worker can have in flight for one task: as many as it has threads for, or as the store wants."""
+    codec_threads: int | None = None
+    """How many of those keep the worker's cores busy; None for all."""
     staged: bool = True
     """Whether there is a place for an intermediate."""
+    sharded_temp: bool = SHARDED_TEMP
+    """Whether an intermediate may be stored as one object for each task that writes it, and read piece by piece."""
+    shard_scratch: WriteScratch = RAW_SHARD_WRITE
+    """What writing such an intermediate holds: its pieces are gathered, and its objects assembled or not."""
 
     def __post_init__(self) -> None:
         for name in ("itemsize", "max_mem", "tasks_per_worker", "threads"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} must be at least 1; got {getattr(self, name)}")
+        Limits.__post_init__(self)
         if any(n < 0 for n in self.shape):
             raise PlanError(f"shape must not be negative; got {self.shape}")
         units = {
@@ -96,6 +160,10 @@ class PlanRequest:
                 f"{self.target.chunk} of {chunk_bytes} bytes; give smaller target chunks"
             )
 
+    def slowdowns(self, threads: int) -> tuple[float, float]:
+        """How many times as long codecs take, and waiting for the stores, with fewer units in flight than wanted."""
+        return max(1.0, (self.codec_threads or self.threads) / threads), self.threads / threads
+
     @property
     def task_budget(self) -> int:
         """Bytes that one task may hold."""
@@ -111,14 +179,50 @@ class PlanRequest:
         """The target's unit, clipped to the array."""
         return clip(self.target.unit, self.shape)
 
-    def memory(self, *, source: tuple[int, ...] | None = None, target: tuple[int, ...] | None = None) -> StageMemory:
-        """Memory of a stage; from the intermediate with chunk ``source``, or to that with chunk ``target``."""
+    @property
+    def nbytes(self) -> int:
+        """Raw bytes of the array."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def objects(self) -> int:
+        """Write units of the target."""
+        return math.prod(ceil_div(n, b) for n, b in zip(self.shape, self.write_unit, strict=True))
+
+    @property
+    def most_stages(self) -> int:
+        """Stages that a plan may have: as the places and the bytes for intermediates allow, at most three."""
+        if not self.staged:
+            return 1
+        if self.max_temp_bytes is None:
+            return MOST_STAGES
+        # From three stages on, one intermediate is read while the next is written.
+        room = self.max_temp_bytes // self.nbytes if self.nbytes else 2
+        return MOST_STAGES if room >= 2 else 1 + room
+
+    def memory(
+        self,
+        *,
+        source: tuple[int, ...] | None = None,
+        target: tuple[int, ...] | None = None,
+        shard: tuple[int, ...] | None = None,
+    ) -> StageMemory:
+        """Memory of a stage; from the intermediate with chunk ``source``, or to that with chunk ``target``.
+
+        With ``shard``, that intermediate has one object for each region ``shard``, made of whole chunks.
+        """
+        unit, chunk, writing = self.target.unit, self.target.chunk, self.target.scratch
+        if target is not None:
+            unit, chunk, writing = target, target, RAW_WRITE
+            if shard is not None:
+                unit = tuple(-(-g // c) * c for g, c in zip(shard, target, strict=True))
+                writing = self.shard_scratch
         return StageMemory(
             shape=self.shape,
             itemsize=self.itemsize,
             read_unit=self.source.unit if source is None else source,
-            write_unit=self.target.unit if target is None else target,
-            chunk=self.target.chunk if target is None else target,
+            write_unit=unit,
+            chunk=chunk,
             reading=self.source.scratch if source is None else RAW_READ,
-            writing=self.target.scratch if target is None else RAW_WRITE,
+            writing=writing,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from rechunk_exec.sizes import format_bytes
+from rechunk_exec.sizes import count_text, format_bytes
 from rechunk_exec.wire import NO_DOCUMENT
 
 OVERRUN_BYTES = 16_000_000
@@ -130,7 +130,7 @@ class CopyReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.tasks} tasks in {self.seconds:.2f} s ({self.executor}), {self.retries} retries"
+            f"{count_text(self.tasks, 'task')} in {self.seconds:.2f} s ({self.executor}), {self.retries} retries"
             + (f"; {self.store_retries} requests to stores were made again" if self.store_retries else ""),
             f"read {format_bytes(self.bytes_read)}, wrote {format_bytes(self.bytes_written)}",
             f"most memory of a task: {format_bytes(self.peak_bytes)}",

@@ -1,217 +1,90 @@
-"""Weighing combinations: from a request to the best one-stage and the best two-stage plan. Layer: the planner.
+"""From a request to the best plan of each way. Layer: the planner; above weighing, below the algorithm.
 
-Rows of sizes come from :mod:`rechunk_exec.candidates`; here each gets its memory, threads, time and figures, all at
-once in float64 (exact below 2**53). The rows that win are made into stages again in integers, which must fit as well.
+Rows of sizes come from :mod:`rechunk_exec.candidates`, are combined under bounds (:mod:`rechunk_exec.combining`) and
+weighed (:mod:`rechunk_exec.weighing`). The rows that win are made into stages again in integers, which must fit too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
-import numpy as np
-
-from rechunk_exec.candidates import AxisOptions, Bounds, StagedAxis, combine, direct_axis, staged_axis
-from rechunk_exec.cost import SOURCE, TARGET, CostModel, StageWork
+from rechunk_exec.candidates import StagedAxis, direct_axis, is_short, staged_axis
+from rechunk_exec.combining import AxisOptions, Bounds, combine
+from rechunk_exec.cost import StageWork
+from rechunk_exec.deeper import deeper_axis
 from rechunk_exec.grid import ceil_div, clip
-from rechunk_exec.memory import BoolArray, FloatArray, IntArray, MemoryRows, StageMemory, product
+from rechunk_exec.memory import StageMemory
 from rechunk_exec.plans import StagePlan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest
+from rechunk_exec.weighing import EXACT, NEAR, Aim, Rows, Stages, Way, halvings, weigh_found
 
-NEAR = 1.02
-"""Plans whose times are this near are as good as equal."""
-TEMP = "temp-1"
+DIRECT = Way()
+TWO = Way((False,))
 _TRIED = 1000
 """Rows tried in order of preference before the search is given up; nearly always the first is taken."""
-_EXACT = 2**52
-"""Budgets are clipped to what float64 compares exactly."""
-
-Stages = tuple[StagePlan, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """Combinations that fit, weighed; one entry a combination."""
+class Axes:
+    """What is worth choosing along the axes, made when it is first asked for: for all ways with so many stages."""
 
-    regions: Sequence[Sequence[IntArray]]
-    """For one stage the region; for two the first region, the intermediate chunk and the second region; by axis."""
-    seconds: FloatArray
-    traffic: FloatArray
-    objects: FloatArray
-    tasks: FloatArray
-    busy: BoolArray
-    """Whether each stage has more tasks than the executor runs at once."""
-    held: FloatArray
-    """Bytes that one task holds."""
+    def __init__(self, request: PlanRequest) -> None:
+        self._request = request
+        self._made: dict[int, list[AxisOptions]] = {}
 
-    def row(self, number: int) -> list[tuple[int, ...]]:
-        """The shapes of one combination."""
-        return [tuple(int(sizes[number]) for sizes in shape) for shape in self.regions]
-
-    def in_order(self, fastest: float) -> Iterator[int]:
-        """Numbers of rows, best first: those near the fastest by preference, then the others by time."""
-        least = float(self.seconds.min())
-        ceiling = (fastest if fastest > 0 and least <= fastest * NEAR else least) * NEAR
-        near = np.flatnonzero(self.seconds <= ceiling)
-        keys = (self.seconds, self.held, self.tasks, ~self.busy, self.objects, self.traffic)
-        yield from near[np.lexsort([key[near] for key in keys])].tolist()
-        others = np.argsort(self.seconds, kind="stable")
-        yield from others[len(near) :].tolist()
+    def of(self, way: Way) -> list[AxisOptions]:
+        """The options of each axis."""
+        if way.stages not in self._made:
+            self._made[way.stages] = _axes(self._request, Way((False,) * len(way.sharded)))
+        return self._made[way.stages]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StageRows:
-    """One stage of many plans."""
-
-    source: str
-    target: str
-    memory: MemoryRows
-    elements_read: FloatArray
-    operations: FloatArray
-    tasks: FloatArray
-
-    def weigh(self, request: PlanRequest) -> tuple[FloatArray, FloatArray]:
-        """Seconds, infinite where the budget is too small, and the bytes that a task holds."""
-        cost = request.cost
-        budget = min(request.task_budget, _EXACT)
-        slowdown = np.full(self.tasks.shape, np.inf)
-        held = np.full(self.tasks.shape, np.inf)
-        for threads in halvings(request.threads):
-            asked = self.memory.task_bytes(threads)
-            fits = np.isinf(held) & (asked <= budget)
-            held[fits], slowdown[fits] = asked[fits], request.threads / threads
-            if fits.all():
-                break
-        nbytes = math.prod(request.shape) * request.itemsize
-        seconds = (
-            self.elements_read * request.itemsize / cost.read_bps(self.source)
-            + nbytes / cost.write_bps(self.target)
-            + self.operations * cost.operation_s / cost.in_flight
-        )
-        if cost.tasks_at_once > 1:
-            seconds = seconds * np.ceil(self.tasks / cost.tasks_at_once) * cost.tasks_at_once / self.tasks
-        return seconds * slowdown, held
-
-
-def halvings(threads: int) -> Iterator[int]:
-    """Numbers of units in flight to try, most first.
-
-    >>> list(halvings(6))
-    [6, 3, 1]
-    """
-    while threads:
-        yield threads
-        threads //= 2
-
-
-def direct_rows(request: PlanRequest) -> Rows | None:
-    """All one-stage plans worth weighing that fit, or None."""
-    shape, cost = request.shape, request.cost
-    limits = [_most_elements(request, request.memory())]
-    axes = [direct_axis(*sizes) for sizes in zip(shape, request.read_unit, request.write_unit, strict=True)]
-    operation_s = cost.operation_s / cost.in_flight
-    bounds = Bounds(limits=limits, weights=[0.0, request.itemsize / cost.decode_bps, operation_s, 0.0])
-    numbers = combine(axes, bounds).numbers
-    region = _sizes(axes, numbers, 0)
-    _, elements, units, tasks = (_products(axes, numbers, factor) for factor in range(4))
-    objects = _objects(request)
-    rows = _StageRows(
-        source=SOURCE,
-        target=TARGET,
-        memory=_memory_rows(request.memory(), region, None, None),
-        elements_read=elements,
-        operations=units + objects,
-        tasks=tasks,
-    )
-    seconds, held = rows.weigh(request)
-    return _fitting(
-        Rows(
-            regions=[region],
-            seconds=seconds,
-            traffic=(elements + math.prod(shape)) / math.prod(shape),
-            objects=np.full_like(tasks, objects),
-            tasks=tasks,
-            busy=_busy(cost, tasks),
-            held=held,
-        )
-    )
-
-
-def staged_rows(request: PlanRequest, fastest: float = math.inf) -> Rows | None:
-    """All two-stage plans worth weighing that fit, or None.
+def rows_of(request: PlanRequest, way: Way, options: Axes, fastest: float = math.inf) -> Rows | None:
+    """The plans of one way worth weighing that fit, or None.
 
     Parameters
     ----------
     request : PlanRequest
+    way : Way
+    options : Axes
     fastest : float
         Seconds of a plan that is already known; plans that are slower, and not nearly as fast, are left out.
     """
-    shape, cost = request.shape, request.cost
-    ones = (1,) * len(shape)
-    memories = request.memory(target=ones), request.memory(source=ones)
-    limits = [_most_elements(request, memory) for memory in memories]
-    axes = []
-    for axis, (n, a, b) in enumerate(zip(shape, request.read_unit, request.write_unit, strict=True)):
-        first = limits[0] / _others(request.read_unit, axis)
-        second = limits[1] / _others(request.write_unit, axis)
-        axes.append(staged_axis(StagedAxis(n=n, read_unit=a, write_unit=b, most_first=first, most_second=second)))
-    operation_s = cost.operation_s / cost.in_flight
-    decode_s, reread_s = request.itemsize / cost.decode_bps, request.itemsize / cost.raw_read_bps
-    nbytes = math.prod(shape) * request.itemsize
-    always = nbytes / cost.raw_write_bps + nbytes / cost.encode_bps + _objects(request) * operation_s
-    bounds = Bounds(
-        limits=limits,
-        weights=[0.0, 0.0, decode_s, operation_s, operation_s, reread_s, operation_s, 0.0, 0.0],
-        seconds=fastest * NEAR - always,
-    )
+    if least_seconds(request, way) > fastest * NEAR:
+        return None
+    limits = _limits(request, way)
+    axes = options.of(way)
+    aim = Aim("seconds", _always(request, way))
+    bounds = Bounds(limits=limits, weights=_second_weights(request, way), also=_object_bounds(request, way))
+    if way == DIRECT:
+        return weigh_found(request, way, axes, combine(axes, bounds), aim)
+    bounds = replace(bounds, total=fastest * NEAR - aim.always)
     found = combine(axes, bounds)
-    rows = weigh_staged(request, axes, found.numbers)
+    rows = weigh_found(request, way, axes, found, aim)
     if rows is not None and not found.complete:
         # What was found bounds a second search, which has room for more of the combinations that matter.
-        found = combine(axes, replace(bounds, seconds=min(fastest, float(rows.seconds.min())) * NEAR - always))
-        rows = weigh_staged(request, axes, found.numbers) or rows
+        found = combine(axes, replace(bounds, total=min(fastest, float(rows.seconds.min())) * NEAR - aim.always))
+        rows = weigh_found(request, way, axes, found, aim) or rows
     return rows
 
 
-def weigh_staged(request: PlanRequest, axes: Sequence[AxisOptions], numbers: Sequence[IntArray]) -> Rows | None:
-    """The two-stage plans of these options that fit, or None."""
-    shape, cost = request.shape, request.cost
-    first, chunk, second = (_sizes(axes, numbers, which) for which in range(3))
-    products = [_products(axes, numbers, factor) for factor in range(2, 9)]
-    elements, units, chunks, elements_again, units_again, tasks, tasks_again = products
-    objects = _objects(request)
-    ones = (1,) * len(shape)
-    stages = [
-        _StageRows(
-            source=SOURCE,
-            target=TEMP,
-            memory=_memory_rows(request.memory(target=ones), first, None, chunk),
-            elements_read=elements,
-            operations=units + chunks,
-            tasks=tasks,
-        ),
-        _StageRows(
-            source=TEMP,
-            target=TARGET,
-            memory=_memory_rows(request.memory(source=ones), second, chunk, None),
-            elements_read=elements_again,
-            operations=units_again + objects,
-            tasks=tasks_again,
-        ),
-    ]
-    (seconds, held), (seconds_again, held_again) = (stage.weigh(request) for stage in stages)
-    return _fitting(
-        Rows(
-            regions=[first, chunk, second],
-            seconds=seconds + seconds_again,
-            traffic=(elements + elements_again + 2.0 * math.prod(shape)) / math.prod(shape),
-            objects=chunks + objects,
-            tasks=tasks + tasks_again,
-            busy=_busy(cost, np.minimum(tasks, tasks_again)),
-            held=np.maximum(held, held_again),
-        )
-    )
+def rows_with(request: PlanRequest, way: Way, options: Axes, wanted: Literal["objects", "object_bytes"]) -> Rows | None:
+    """The plans of one way that fit and write about the fewest objects, or the largest ones, or None."""
+    axes = options.of(way)
+    bounds = Bounds(limits=_limits(request, way), weights=_object_weights(way), also=_object_bounds(request, way))
+    return weigh_found(request, way, axes, combine(axes, bounds), Aim(wanted, request.objects))
+
+
+def least_seconds(request: PlanRequest, way: Way) -> float:
+    """Seconds that no plan of this way is below: everything is read once, in regions as large as the whole budget."""
+    cost = request.cost
+    again = len(way.sharded)
+    reads = math.prod(ceil_div(n, a) for n, a in zip(request.shape, request.read_unit, strict=True))
+    regions = ceil_div(request.nbytes, request.task_budget)
+    seconds = _always(request, way) + request.nbytes / cost.decode_bps + request.nbytes / cost.raw_read_bps * again
+    return seconds + (reads + 2 * again * regions) * cost.operation_s / cost.in_flight
 
 
 def best(request: PlanRequest, rows: Rows | None, fastest: float = 0.0) -> Stages | None:
@@ -227,39 +100,56 @@ def best(request: PlanRequest, rows: Rows | None, fastest: float = 0.0) -> Stage
     if rows is None:
         return None
     for tried, number in enumerate(rows.in_order(fastest)):
-        shapes = rows.row(number)
-        stages = direct_stages(request, shapes[0]) if len(shapes) == 1 else staged_stages(request, *shapes)
-        if stages is not None or tried > _TRIED:
+        stages = stages_of(request, rows.way, rows.row(number))
+        if tried > _TRIED or (stages is not None and keeps_limits(request, stages)):
             return stages
     return None
 
 
-def direct_stages(request: PlanRequest, region: tuple[int, ...]) -> Stages | None:
-    """The one-stage plan with this region, or None where the budget is too small for it."""
-    stage = stage_plan(request, request.memory(), region, SOURCE, TARGET)
-    return None if stage is None else (stage,)
+def keeps_limits(request: PlanRequest, stages: Stages) -> bool:
+    """Whether a plan writes no more and no smaller objects than the user wants."""
+    most = math.inf if request.max_objects is None else request.max_objects
+    return sum(stage.objects for stage in stages) <= most and smallest_object(stages) >= (request.min_object_bytes or 0)
 
 
-def staged_stages(
-    request: PlanRequest, first: tuple[int, ...], chunk: tuple[int, ...], second: tuple[int, ...]
-) -> Stages | None:
-    """The two-stage plan with these regions and intermediate chunk, or None where the budget is too small for it.
+def smallest_object(stages: Stages) -> float:
+    """Raw bytes of an object of the intermediate with the smallest ones; infinite where there is no intermediate."""
+    return min((math.prod(stage.write_unit) * stage.itemsize for stage in stages[:-1]), default=math.inf)
 
-    A chunk of 2**31 - 1 bytes or more is cut into parts that still divide both regions.
+
+def stages_of(request: PlanRequest, way: Way, shapes: Sequence[tuple[int, ...]]) -> Stages | None:
+    """The plan with these shapes, or None where the budget is too small for it.
+
+    Parameters
+    ----------
+    request : PlanRequest
+    way : Way
+    shapes : sequence of tuple of int
+        The first region, the chunk of the first intermediate, the second region, and so on. A chunk of 2**31 - 1
+        bytes or more is cut into parts that still divide the regions on both sides.
     """
-    chunk = _below_limit(request, first, chunk, second)
-    writing = stage_plan(request, request.memory(target=chunk), first, SOURCE, TEMP)
-    reading = stage_plan(request, request.memory(source=chunk), second, TEMP, TARGET)
-    return None if writing is None or reading is None else (writing, reading)
+    stages: list[StagePlan] = []
+    read: tuple[int, ...] | None = None
+    for number in range(way.stages):
+        region, chunk, shard = shapes[2 * number], None, None
+        if number < len(way.sharded):
+            chunk = _below_limit(request, *shapes[2 * number : 2 * number + 3])
+            shard = region if way.sharded[number] else None
+        stage = _stage_plan(request, request.memory(source=read, target=chunk, shard=shard), region, way.ends(number))
+        if stage is None:
+            return None
+        stages.append(stage)
+        read = chunk
+    return tuple(stages)
 
 
-def stage_plan(
-    request: PlanRequest, memory: StageMemory, region: tuple[int, ...], source: str, target: str
+def _stage_plan(
+    request: PlanRequest, memory: StageMemory, region: tuple[int, ...], ends: tuple[str, str]
 ) -> StagePlan | None:
     """One stage with as many threads as the budget leaves it, or None."""
     for threads in halvings(request.threads):
         if memory.task_bytes(region, threads) <= request.task_budget:
-            return unchecked_stage(request, memory, region, (source, target), threads)
+            return unchecked_stage(request, memory, region, ends, threads)
     return None
 
 
@@ -283,6 +173,7 @@ def unchecked_stage(
         peak_bytes=memory.task_bytes(region, threads) * request.tasks_per_worker,
         predicted_s=0.0,
     )
+    slowdown, waiting = request.slowdowns(threads)
     work = StageWork(
         decoded_bytes=stage.elements_read * stage.itemsize,
         written_bytes=stage.nbytes,
@@ -290,9 +181,78 @@ def unchecked_stage(
         tasks=stage.tasks,
         source=source,
         target=target,
-        slowdown=request.threads / threads,
+        slowdown=slowdown,
+        waiting=waiting,
     )
     return replace(stage, predicted_s=request.cost.stage_seconds(work))
+
+
+def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:
+    limits = _limits(request, way)
+    sizes = list(zip(request.shape, request.read_unit, request.write_unit, strict=True))
+    least = tuple(1 if is_short(n, b, way.stages) else a for n, a, b in sizes)
+    axes = []
+    for axis, (n, a, b) in enumerate(sizes):
+        if way == DIRECT:
+            axes.append(direct_axis(n, a, b))
+            continue
+        # where every size is tried, a first region may be less than a read unit
+        first = limits[0] / _others(least, axis)
+        last = limits[-1] / _others(request.write_unit, axis)
+        given = StagedAxis(n=n, read_unit=a, write_unit=b, most=(first, *limits[1:-1], last))
+        axes.append(staged_axis(given) if way.stages == 2 else deeper_axis(given))
+    return axes
+
+
+def _limits(request: PlanRequest, way: Way) -> list[float]:
+    """For each stage an upper bound on the elements of a region: what its scratch leaves at the least."""
+    ones = (1,) * len(request.shape)
+    limits = []
+    budget = min(request.task_budget, EXACT) / request.itemsize
+    for number in range(way.stages):
+        last = number == len(way.sharded)
+        memory = request.memory(source=ones if number else None, target=None if last else ones)
+        reading = math.prod(memory.read_unit) * memory.reading.stored
+        writing = math.prod(memory.chunk) * memory.writing.stored
+        whole = request.shard_scratch.assembled if not last and way.sharded[number] else 0
+        limits.append(min(budget - max(reading, writing), budget / (1 + whole)))
+    return limits
+
+
+def _always(request: PlanRequest, way: Way) -> float:
+    """Seconds that any plan of this way takes besides what its regions and chunks decide."""
+    cost = request.cost
+    return (
+        request.nbytes / cost.raw_write_bps * len(way.sharded)
+        + request.nbytes / cost.encode_bps
+        + request.objects * cost.operation_s / cost.in_flight
+        + cost.start_s * way.stages
+    )
+
+
+def _second_weights(request: PlanRequest, way: Way) -> list[float]:
+    """Seconds that each factor of :func:`rechunk_exec.candidates.with_sums` adds."""
+    cost = request.cost
+    operation_s = cost.operation_s / cost.in_flight
+    weights = [0.0] * way.stages
+    for number in range(way.stages):
+        read_s = request.itemsize / cost.read_bps(way.ends(number)[0])
+        whole = number < len(way.sharded) and way.sharded[number]
+        weights += [read_s, operation_s, operation_s if whole else 0.0]
+    return weights + [0.0 if whole else operation_s for whole in way.sharded]
+
+
+def _object_weights(way: Way) -> list[float]:
+    """Objects of intermediates that each factor adds."""
+    weights = [0.0] * way.stages
+    for whole in (*way.sharded, False):
+        weights += [0.0, 0.0, float(whole)]
+    return weights + [float(not whole) for whole in way.sharded]
+
+
+def _object_bounds(request: PlanRequest, way: Way) -> list[tuple[list[float], float]]:
+    most = request.max_objects
+    return [] if most is None else [(_object_weights(way), float(most - request.objects))]
 
 
 def _below_limit(
@@ -315,61 +275,5 @@ def _smallest_factor(number: int) -> int:
     return next((k for k in range(2, math.isqrt(number) + 1) if number % k == 0), number)
 
 
-def _most_elements(request: PlanRequest, memory: StageMemory) -> float:
-    """An upper bound on the elements of a region: what its scratch leaves at the least."""
-    reading = math.prod(memory.read_unit) * memory.reading.stored
-    writing = math.prod(memory.chunk) * memory.writing.stored
-    return min(request.task_budget, _EXACT) / request.itemsize - max(reading, writing)
-
-
-def _objects(request: PlanRequest) -> int:
-    """Write units of the target."""
-    return math.prod(ceil_div(n, b) for n, b in zip(request.shape, request.write_unit, strict=True))
-
-
 def _others(unit: tuple[int, ...], axis: int) -> int:
     return math.prod(unit[:axis] + unit[axis + 1 :])
-
-
-def _sizes(axes: Sequence[AxisOptions], numbers: Sequence[IntArray], which: int) -> list[IntArray]:
-    return [options.sizes[which][chosen] for options, chosen in zip(axes, numbers, strict=True)]
-
-
-def _products(axes: Sequence[AxisOptions], numbers: Sequence[IntArray], factor: int) -> FloatArray:
-    return product([options.factors[factor][chosen] for options, chosen in zip(axes, numbers, strict=True)])
-
-
-def _memory_rows(
-    memory: StageMemory, region: Sequence[IntArray], read: Sequence[IntArray] | None, written: Sequence[IntArray] | None
-) -> MemoryRows:
-    """Many stages of which only these shapes differ."""
-    return MemoryRows(
-        shape=memory.shape,
-        itemsize=memory.itemsize,
-        region=region,
-        read_unit=read or [np.array(u, dtype=np.int64) for u in memory.read_unit],
-        write_unit=written or [np.array(u, dtype=np.int64) for u in memory.write_unit],
-        chunk=written or [np.array(u, dtype=np.int64) for u in memory.chunk],
-        reading=memory.reading,
-        writing=memory.writing,
-    )
-
-
-def _busy(cost: CostModel, tasks: FloatArray) -> BoolArray:
-    return np.asarray((tasks > cost.tasks_at_once) | (cost.tasks_at_once == 1))
-
-
-def _fitting(rows: Rows) -> Rows | None:
-    """The rows that fit the budget."""
-    fits = np.flatnonzero(np.isfinite(rows.seconds))
-    if not len(fits):
-        return None
-    return Rows(
-        regions=[[sizes[fits] for sizes in shape] for shape in rows.regions],
-        seconds=rows.seconds[fits],
-        traffic=rows.traffic[fits],
-        objects=rows.objects[fits],
-        tasks=rows.tasks[fits],
-        busy=rows.busy[fits],
-        held=rows.held[fits],
-    )

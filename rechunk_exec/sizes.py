@@ -23,7 +23,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+]?[0-9]{1,2})?|\.[0-9]+)\s*([a
 _REMEDY = "give an integer of bytes or a string such as '8GB' (10**9 based) or '8GiB' (2**30 based)"
 
 
-def parse_bytes(size: str | SupportsIndex | float, *, name: str = "max_mem") -> int:
+def parse_bytes(size: str | SupportsIndex | float, *, name: str = "max_mem", at_least: int = 1) -> int:
     """Number of bytes from an integer or a string with a unit.
 
     Parameters
@@ -33,16 +33,18 @@ def parse_bytes(size: str | SupportsIndex | float, *, name: str = "max_mem") -> 
         out between two bytes and is rounded down.
     name : str
         What the size is, for messages.
+    at_least : int
+        The smallest size, in bytes, that is taken.
 
     Returns
     -------
     int
-        At least 1.
+        At least ``at_least``.
 
     Raises
     ------
     PlanError
-        If it is none of these, or not positive.
+        If it is none of these, or smaller.
 
     Examples
     --------
@@ -50,8 +52,9 @@ def parse_bytes(size: str | SupportsIndex | float, *, name: str = "max_mem") -> 
     (8000000000, 1073741824, 1000)
     """
     amount = _bytes_of_text(size, name) if isinstance(size, str) else _bytes_of_number(size, name)
-    if amount < 1:
-        raise PlanError(f"{name} must be at least one byte; got {size!r}; {_REMEDY}")
+    if amount < at_least:
+        least = "one byte" if at_least == 1 else f"{at_least} bytes"
+        raise PlanError(f"{name} must be at least {least}; got {size!r}; {_REMEDY}")
     return amount
 
 
@@ -86,3 +89,12 @@ def format_bytes(size: int) -> str:
     amount, prefix = size / 1000**thousands, _PREFIXES[thousands - 1]
     figures = f"{amount:.3g}" if amount < 999.5 else f"{amount:.0f}"
     return f"{figures} {prefix if prefix == 'k' else prefix.upper()}B"
+
+
+def count_text(number: int, noun: str, form: str = "d") -> str:
+    """A count with its noun, whose plural ends in s.
+
+    >>> count_text(1, "task"), count_text(12000, "task"), count_text(12000, "task", ",")
+    ('1 task', '12000 tasks', '12,000 tasks')
+    """
+    return f"{number:{form}} {noun}" if number == 1 else f"{number:{form}} {noun}s"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rechunk_exec import storage
+from rechunk_exec.copy import flush_results
 from rechunk_exec.errors import ResumeError, StorageError
 from rechunk_exec.report.tally import format_seconds
 from rechunk_exec.results import TaskFailure
@@ -105,6 +106,7 @@ def find_status(target: ArrayRef) -> JobStatus | None:
 
 
 def _status_of(record: JobRecord, target: ArrayRef) -> JobStatus:
+    flush_results(record.job)
     journal = Journal(target, record.job, read_only=True)
     finished = storage.read_finished(target)
     tasks = [stage.tasks for stage in record.plan.stages]

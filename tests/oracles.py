@@ -8,10 +8,11 @@ from collections import Counter
 
 import numpy as np
 
-from rechunk_exec.candidates import AxisOptions
+from rechunk_exec.combining import AxisOptions
 from rechunk_exec.memory import ReadScratch, StageMemory, WriteScratch
 from rechunk_exec.request import PlanRequest
-from rechunk_exec.search import Rows, Stages, direct_stages, weigh_staged
+from rechunk_exec.search import DIRECT, stages_of
+from rechunk_exec.weighing import Rows, Stages, Way, weigh
 
 Shape = tuple[int, ...]
 
@@ -112,7 +113,7 @@ def all_direct(request: PlanRequest) -> list[Stages]:
     axes = []
     for n, b in zip(request.shape, request.write_unit, strict=True):
         axes.append(sorted({*range(b, n + 1, b), n}))
-    plans = (direct_stages(request, region) for region in itertools.product(*axes))
+    plans = (stages_of(request, DIRECT, [region]) for region in itertools.product(*axes))
     return [stages for stages in plans if stages is not None]
 
 
@@ -133,30 +134,38 @@ def preferred(request: PlanRequest, plans: list[Stages]) -> tuple[float, int, bo
     )
 
 
-def all_staged(request: PlanRequest) -> Rows | None:
-    """Every two-stage plan that fits: any chunk, any first region of whole chunks, any second of whole units."""
+def chains_of_axis(n: int, write_unit: int, stages: int) -> list[Shape]:
+    """Every (region, chunk, region, ...) of an axis: any chunk, regions of whole units of what they write, or all."""
+    chains: list[Shape] = [(g,) for g in sorted({*range(write_unit, n + 1, write_unit), n})]
+    for _ in range(stages - 1):
+        chains = [
+            (g, chunk, *chain)
+            for chain in chains
+            for chunk in range(1, n + 1)
+            for g in sorted({*range(chunk, n + 1, chunk), n})
+        ]
+    return chains
+
+
+def ways(request: PlanRequest, most_stages: int) -> list[Way]:
+    """Every way with intermediates, of up to so many stages."""
+    forms = (False, True) if request.sharded_temp else (False,)
+    return [Way(form) for stages in range(2, most_stages + 1) for form in itertools.product(forms, repeat=stages - 1)]
+
+
+def all_staged(request: PlanRequest, way: Way) -> Rows | None:
+    """Every plan of a way with intermediates that fits; with counts by going through the elements."""
     axes = []
     for n, a, b in zip(request.shape, request.read_unit, request.write_unit, strict=True):
-        triples = [
-            (g1, c, g2)
-            for c in range(1, n + 1)
-            for g1 in sorted({*range(c, n + 1, c), n})
-            for g2 in sorted({*range(b, n + 1, b), n})
-        ]
-        factors = [
-            (
-                g1,
-                g2,
-                elements_touched(n, a, g1),
-                units_touched(n, a, g1),
-                len(tasks_of_axis(n, c)),
-                elements_touched(n, c, g2),
-                units_touched(n, c, g2),
-                len(tasks_of_axis(n, g1)),
-                len(tasks_of_axis(n, g2)),
-            )
-            for g1, c, g2 in triples
-        ]
-        axes.append(AxisOptions(np.array(triples, dtype=np.int64).T, np.array(factors, dtype=np.float64).T))
+        chains = chains_of_axis(n, b, way.stages)
+        factors = []
+        for chain in chains:
+            regions, chunks = chain[0::2], chain[1::2]
+            sums: list[int] = []
+            for unit, region in zip((a, *chunks), regions, strict=True):
+                sums += [elements_touched(n, unit, region), units_touched(n, unit, region)]
+                sums.append(len(tasks_of_axis(n, region)))
+            factors.append((*regions, *sums, *(len(tasks_of_axis(n, chunk)) for chunk in chunks)))
+        axes.append(AxisOptions(np.array(chains, dtype=np.int64).T, np.array(factors, dtype=np.float64).T))
     numbers = np.meshgrid(*(np.arange(len(options)) for options in axes), indexing="ij")
-    return weigh_staged(request, axes, [axis.ravel() for axis in numbers])
+    return weigh(request, way, axes, [axis.ravel() for axis in numbers])

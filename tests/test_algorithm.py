@@ -1,4 +1,5 @@
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,18 +11,26 @@ from rechunk_exec.algorithm import plan
 from rechunk_exec.candidates import per_count, region_sizes
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
+from rechunk_exec.grid import clip
 from rechunk_exec.memory import WriteScratch
 from rechunk_exec.plans import Plan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest, SourceLayout, TargetLayout
-from rechunk_exec.search import best, direct_rows
+from rechunk_exec.search import DIRECT, Axes, best, rows_of
+from rechunk_exec.weighing import Rows
 from tests import oracles
 
 LATENCIES = st.sampled_from([0.0, 1e-9, 1e-8, 1e-7, 1e-4])
 """Operations from free to all that counts, for arrays of a few hundred bytes."""
 
 
+def direct_rows(request: PlanRequest) -> Rows | None:
+    return rows_of(request, DIRECT, Axes(request))
+
+
 @st.composite
-def requests(draw: st.DrawFn, *, longest: int, most_axes: int, budget: tuple[float, float]) -> PlanRequest:
+def requests(
+    draw: st.DrawFn, *, longest: int, most_axes: int, budget: tuple[float, float], sharded: bool = True
+) -> PlanRequest:
     """Requests with odd sizes: chunks longer than the axis, primes, shards; with a budget in larger units."""
     axes = draw(st.integers(1, most_axes))
     shape = tuple(draw(st.integers(1, longest)) for _ in range(axes))
@@ -38,9 +47,16 @@ def requests(draw: st.DrawFn, *, longest: int, most_axes: int, budget: tuple[flo
         source=SourceLayout(chunk=source),
         target=TargetLayout(chunk=chunk, shard=shard),
         max_mem=int(larger * draw(st.floats(*budget))),
-        cost=replace(CostModel.local(), operation_s=draw(LATENCIES), tasks_at_once=draw(st.sampled_from([1, 3]))),
+        cost=replace(
+            draw(st.sampled_from([CostModel.local(), CostModel.object()])) if sharded else CostModel.local(),
+            operation_s=draw(LATENCIES),
+            tasks_at_once=draw(st.sampled_from([1, 3])),
+            stage_s=draw(st.sampled_from([0.0, 1e-7, 0.005])),
+        ),
         tasks_per_worker=tasks_per_worker,
         threads=draw(st.sampled_from([1, 2, 3])),
+        sharded_temp=sharded and draw(st.booleans()),
+        shard_scratch=WriteScratch(gathered=1, stored=0, assembled=draw(st.sampled_from([0, 1])) if sharded else 1),
     )
 
 
@@ -60,7 +76,10 @@ def check(request: PlanRequest, planned: Plan) -> None:
         )
         assert stage.peak_bytes == stage.task_bytes * request.tasks_per_worker
     for before, after in zip(planned.stages, planned.stages[1:], strict=False):
-        assert before.write_unit == before.chunk == after.read_unit
+        assert clip(before.chunk, before.shape) == after.read_unit
+        if before.write_unit != after.read_unit:  # an object a task
+            assert request.sharded_temp
+            assert before.write_unit == before.region
     assert [one.chosen for one in planned.alternatives].count(True) == 1
 
 
@@ -114,23 +133,27 @@ def test_one_stage_is_the_one_preferred_among_all_regions(request: PlanRequest) 
     assert oracles.preferred(request, [found]) == oracles.preferred(request, every)
 
 
-@pytest.mark.parametrize("longest, most_axes", [(60, 1), (9, 2)])
-def test_plans_are_as_fast_as_the_best_of_all_one_and_two_stage_plans(longest: int, most_axes: int) -> None:
+@pytest.mark.parametrize(
+    "longest, most_axes, most_stages, examples", [(60, 1, 2, 150), (9, 2, 2, 150), (12, 1, 3, 60), (5, 2, 3, 25)]
+)
+def test_plans_are_as_fast_as_the_best_of_all(longest: int, most_axes: int, most_stages: int, examples: int) -> None:
     ratios: list[float] = []
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples, deadline=None)
     @given(requests(longest=longest, most_axes=most_axes, budget=(4, 30)))
     def compare(request: PlanRequest) -> None:
-        staged = oracles.all_staged(request)
         seconds = [stage.predicted_s for (stage,) in oracles.all_direct(request)]
-        if staged is not None:
-            seconds.append(float(staged.seconds.min()))
-        ratios.append(plan(request).predicted_s / min(seconds))
+        for way in oracles.ways(request, most_stages):
+            staged = oracles.all_staged(request, way)
+            if staged is not None:
+                seconds.append(float(staged.seconds.min()))
+        fastest = min(seconds)
+        ratios.append(plan(request).predicted_s / fastest)
         assert ratios[-1] <= 1.1
 
     compare()
-    # 2 % may be given for fewer bytes or objects
-    assert np.mean(np.array(ratios) <= 1.02 + 1e-9) >= 0.99
+    # 2 % may be given for fewer bytes or objects, and as much for plain pieces on a disk
+    assert np.mean(np.array(ratios) <= 1.02**2 + 1e-9) >= 0.99
 
 
 def _request(shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...], max_mem: int) -> PlanRequest:
@@ -311,3 +334,182 @@ def test_many_axes_are_planned(axes: int) -> None:
     planned = plan(request)
     assert planned.peak_bytes <= request.max_mem
     assert planned.traffic < 8
+
+
+def transposing(rng: random.Random, longest: int, axes: int) -> PlanRequest:
+    """A request from slices along one axis to columns along it, with little memory: what takes several stages."""
+    shape = tuple(rng.randint(2, longest) for _ in range(axes))
+    source, target = (tuple(rng.randint(1, n) for n in shape) for _ in range(2))
+    if rng.random() < 0.7:
+        along = rng.randrange(axes)
+        source = tuple(1 if axis == along else n for axis, n in enumerate(shape))
+        target = tuple(n if axis == along else 1 for axis, n in enumerate(shape))
+    return replace(
+        _request(shape, source, target, int(max(math.prod(source), math.prod(target)) * 4 * rng.uniform(3, 12))),
+        cost=replace(
+            rng.choice([CostModel.local(), CostModel.object()]), operation_s=rng.choice([0, 1e-9, 1e-8, 1e-7, 1e-4])
+        ),
+        threads=rng.choice([1, 2]),
+        sharded_temp=rng.random() < 0.6,
+        shard_scratch=WriteScratch(gathered=1, stored=0, assembled=rng.choice([0, 1])),
+    )
+
+
+@pytest.mark.parametrize("longest, axes, most_stages, count", [(10, 2, 2, 300), (12, 1, 3, 60), (5, 2, 3, 100)])
+def test_plans_of_several_stages_are_as_fast_as_the_best_of_all(
+    longest: int, axes: int, most_stages: int, count: int
+) -> None:
+    rng = random.Random(longest)
+    ratios: list[float] = []
+    while len(ratios) < count:
+        request = transposing(rng, longest, axes)
+        try:
+            planned = plan(request)
+        except BudgetError:
+            continue
+        check(request, planned)
+        seconds = [stage.predicted_s for (stage,) in oracles.all_direct(request)]
+        for way in oracles.ways(request, most_stages):
+            rows = oracles.all_staged(request, way)
+            seconds += [] if rows is None else [float(rows.seconds.min())]
+        ratios.append(planned.predicted_s / min(seconds))
+    assert max(ratios) <= 1.1
+    assert np.mean(np.array(ratios) <= 1.02**2 + 1e-9) >= 0.99
+    assert np.mean(np.array(ratios) <= 1 + 1e-9) >= 0.95
+
+
+SLOW_OPERATIONS = replace(CostModel.object(), operation_s=5.0)
+
+
+def test_dear_operations_take_a_third_stage() -> None:
+    request = replace(_request((512, 512), (1, 512), (512, 1), 16_000), cost=SLOW_OPERATIONS)
+    planned = plan(request)
+    check(request, planned)
+    assert [stage.target for stage in planned.stages] == ["temp-1", "temp-2", "target"]
+    assert planned.temp_bytes == 2 * 512 * 512 * 4
+    two = plan(replace(request, max_temp_bytes=2 * 512 * 512 * 4 - 1))
+    assert len(two.stages) == 2
+    assert two.predicted_s > planned.predicted_s * 1.02
+    assert {one.name for one in planned.alternatives} >= {"two stages", "three stages"}
+
+
+def test_an_object_a_task_saves_operations_on_an_object_store_and_must_win_on_a_disk() -> None:
+    request = _request((256, 256), (1, 256), (256, 1), 16_000)
+    in_objects = replace(request, cost=CostModel.object(), sharded_temp=True, max_temp_bytes=request.nbytes)
+    planned = plan(in_objects)
+    check(in_objects, planned)
+    first, second = planned.stages
+    assert (first.write_unit, first.objects) == (first.region, first.tasks)
+    assert first.objects < math.prod(-(-n // c) for n, c in zip(first.shape, first.chunk, strict=True))
+    assert second.read_unit == first.chunk
+    plain = plan(replace(in_objects, sharded_temp=False))
+    assert planned.operations < plain.operations
+    assert planned.predicted_s < plain.predicted_s
+    # the region, gathered pieces, and the whole object
+    assert first.peak_bytes >= 2 * math.prod(first.region) * 4
+    # where operations are nearly free, pieces are left as they are
+    on_disk = replace(in_objects, cost=replace(CostModel.local(), operation_s=1e-9))
+    assert all(stage.write_unit == stage.chunk for stage in plan(on_disk).stages)
+
+
+def test_a_small_array_is_not_cut_in_two_stages_to_keep_two_workers_busy() -> None:
+    request = _request((8, 6, 4), (1, 6, 4), (8, 3, 4), 160_000_000)
+    busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=2), threads=1)
+    assert len(plan(busy).stages) == 1
+    free = replace(busy, cost=replace(busy.cost, stage_s=0.0))
+    assert len(plan(free).stages) == 2
+
+
+LIMITED = replace(
+    _request((512, 512), (1, 512), (512, 1), 5_500),
+    target=TargetLayout(chunk=(512, 1), scratch=WriteScratch(stored=0)),
+)
+"""In at least two stages, one needs 6144 bytes; the target has 512 objects of 2048 bytes."""
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("model", [CostModel.local(), SLOW_OPERATIONS], ids=["local", "slow operations"])
+def test_a_limit_of_objects_is_kept_or_the_least_is_named(model: CostModel, sharded: bool) -> None:
+    request = replace(LIMITED, cost=model, sharded_temp=sharded)
+    free = plan(request)
+    assert free.objects > 512
+    assert plan(replace(request, max_objects=free.objects)) == free
+    with pytest.raises(BudgetError) as refused:
+        plan(replace(request, max_objects=513))
+    least = refused.value.limits["max_objects"]
+    assert f"max_objects of at least {least}" in str(refused.value)
+    assert 513 < least <= free.objects
+    fewest = plan(replace(request, max_objects=least))
+    check(request, fewest)
+    assert fewest.objects <= least
+    with pytest.raises(BudgetError) as again:
+        plan(replace(request, max_objects=least - 1))
+    assert again.value.limits == {"max_objects": least}
+
+
+def test_a_limit_of_objects_says_how_much_memory_would_keep_it() -> None:
+    request = replace(LIMITED, max_objects=700)
+    with pytest.raises(BudgetError) as refused:
+        plan(request)
+    needed = refused.value.needed_bytes
+    assert needed > 5_500
+    assert plan(replace(request, max_mem=needed)).objects <= 700
+    with pytest.raises(BudgetError) as again:
+        plan(replace(request, max_mem=needed - 1))
+    assert again.value.needed_bytes == needed
+
+
+def test_the_objects_of_the_target_count() -> None:
+    with pytest.raises(PlanError, match="512 objects") as refused:
+        plan(replace(LIMITED, max_objects=511))
+    assert not isinstance(refused.value, BudgetError)
+    direct = plan(replace(LIMITED, max_objects=512, max_mem=4_000_000))
+    assert (len(direct.stages), direct.objects) == (1, 512)
+
+
+def test_a_limit_of_object_sizes_is_kept_or_the_largest_is_named() -> None:
+    request = replace(LIMITED, max_temp_bytes=LIMITED.nbytes)
+    with pytest.raises(BudgetError) as refused:
+        plan(replace(request, min_object_bytes=2048))
+    most = refused.value.limits["min_object_bytes"]
+    enough = replace(request, min_object_bytes=most)
+    planned = plan(enough)
+    check(request, planned)
+    assert all(math.prod(stage.write_unit) * 4 >= most for stage in planned.stages)
+    with pytest.raises(BudgetError) as again:
+        plan(replace(enough, min_object_bytes=most + 1))
+    assert again.value.limits == {"min_object_bytes": most}
+    needed = refused.value.needed_bytes
+    assert plan(replace(request, min_object_bytes=2048, max_mem=needed)).peak_bytes <= needed
+    with pytest.raises(BudgetError) as less:
+        plan(replace(request, min_object_bytes=2048, max_mem=needed - 1))
+    assert less.value.needed_bytes == needed
+    with pytest.raises(PlanError, match=r"chunks \(512, 1\) of 2048 bytes"):
+        plan(replace(request, min_object_bytes=2049))
+
+
+def test_a_limit_of_intermediates_is_kept_or_the_least_is_named() -> None:
+    request = replace(LIMITED, max_mem=5_000)
+    assert len(plan(replace(request, max_temp_bytes=request.nbytes)).stages) == 2
+    with pytest.raises(BudgetError, match=f"max_temp_bytes of at least {request.nbytes}") as refused:
+        plan(replace(request, max_temp_bytes=request.nbytes - 1))
+    assert refused.value.limits == {"max_temp_bytes": request.nbytes}
+    needed = refused.value.needed_bytes
+    assert plan(replace(request, max_temp_bytes=0, max_mem=needed)).temp_bytes == 0
+    with pytest.raises(BudgetError) as less:
+        plan(replace(request, max_temp_bytes=0, max_mem=needed - 1))
+    assert less.value.needed_bytes == needed
+
+
+def test_limits_together_are_kept_together() -> None:
+    request = replace(LIMITED, sharded_temp=True, max_objects=1_100, min_object_bytes=1_500)
+    planned = plan(request)
+    assert len(planned.stages) > 1
+    assert planned.objects <= 1_100
+    assert all(math.prod(stage.write_unit) * 4 >= 1_500 for stage in planned.stages)
+
+
+@pytest.mark.parametrize("name", ["max_objects", "min_object_bytes", "max_temp_bytes"])
+def test_limits_below_zero_are_refused(name: str) -> None:
+    with pytest.raises(PlanError, match=name):
+        replace(LIMITED, **{name: -1})  # type: ignore[arg-type]

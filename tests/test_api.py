@@ -638,3 +638,19 @@ def test_strings_of_any_length(tmp_path: Path, needs: Needs) -> None:
             continue  # this zarr does not have it
         target = rx.rechunk(array, (7, 2), "1MB", tmp_path / f"target-{number}", progress=False).execute()
         assert [str(text) for text in elements(target).ravel()] == [str(text) for text in elements(array).ravel()]
+
+
+def test_as_many_requests_wait_side_by_side_as_an_object_store_serves(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=(128, 512, 512), chunks=(1, 256, 256), dtype="f4")
+    asked: dict[str, Any] = {
+        "target_chunks": (128, 64, 64),
+        "target_shards": (128, 256, 256),
+        "target_store": tmp_path / "t.zarr",
+    }
+    workers = ThreadsExecutor(2)
+    local, far = (
+        rx.rechunk(tmp_path / "a.zarr", max_mem="400MB", executor=workers, cost_model=model, **asked).plan.stages[0]
+        for model in ("local", "object")
+    )
+    assert local.threads * local.tasks_per_worker == 2
+    assert far.threads == 16

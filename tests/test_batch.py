@@ -29,7 +29,8 @@ from rechunk_exec.errors import (
     TaskError,
 )
 from rechunk_exec.results import TaskResult
-from rechunk_exec.tasks import CopyTask
+from rechunk_exec.storage import Journal, read_job
+from rechunk_exec.tasks import ArrayRef, CopyTask
 from tests.jobs import InjectedError, Shape, ZarrArray, assert_exact, make_array, snapshot
 from tests.s3 import SECRET, Bucket
 
@@ -265,6 +266,13 @@ def test_a_line_is_tried_three_times_and_its_error_kept_until_it_is_done(
     assert (caught.value.stage, caught.value.index) == (0, 2)
     assert (failing.tries[0, 0], failing.tries[0, 1], failing.tries[0, 2]) == (1, 3, 3)
     assert rx.failed_jobs(batch.jobs) == (2,)
+    target = ArrayRef(store=str(batch.target))
+    record = read_job(target)
+    assert record is not None
+    noted = Journal(target, record.job).results()
+    assert {index: result.attempts for (_, index), result in noted.items()} == {
+        index: 1 if index != 1 else 3 for index in range(batch.tasks[0]) if index != 2
+    }
     (failure,) = rx.status(batch.target).failed
     assert (failure.stage, failure.index, failure.message) == (0, 2, "InjectedError: try 3 of (0, 2)")
     (result,) = rx.run_job(batch.jobs, 2).results

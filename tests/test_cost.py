@@ -28,11 +28,17 @@ def test_intermediates_have_rates_of_their_own() -> None:
 def test_a_last_wave_with_idle_workers_costs_its_share(slots: int, tasks: int, factor: float) -> None:
     alone = CostModel.local().stage_seconds(WORK)
     model = replace(CostModel.local(), tasks_at_once=slots)
-    assert model.stage_seconds(replace(WORK, tasks=tasks)) == pytest.approx(alone * factor, rel=1e-12)
+    assert model.stage_seconds(replace(WORK, tasks=tasks)) == pytest.approx(
+        alone * factor + (model.stage_s if slots > 1 else 0), rel=1e-12
+    )
 
 
 def test_fewer_threads_than_wanted_cost_time() -> None:
-    assert CostModel.local().stage_seconds(replace(WORK, slowdown=2.0)) == CostModel.local().stage_seconds(WORK) * 2
+    model = CostModel.local()
+    waiting = WORK.operations * model.operation_s / model.in_flight
+    moving = model.stage_seconds(WORK) - waiting
+    assert model.stage_seconds(replace(WORK, slowdown=2.0)) == pytest.approx(2 * moving + waiting, rel=1e-12)
+    assert model.stage_seconds(replace(WORK, waiting=8.0)) == pytest.approx(moving + 8 * waiting, rel=1e-12)
 
 
 def test_scaling_to_other_cores() -> None:

@@ -10,9 +10,10 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import zarr
@@ -345,6 +346,56 @@ def test_a_second_job_on_a_target_is_refused_while_the_first_runs(tmp_path: Path
     assert target.chunks == (8, 3, 2)
     assert len(refusals) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_zarr_lists_a_group_without_a_warning_while_an_array_in_it_is_written(
+    tmp_path: Path, source: ZarrArray, zarr_format: Literal[2, 3]
+) -> None:
+    # It warned of the folder of intermediates and of the lock, which were in the group beside the array.
+    group = zarr.open_group(tmp_path / "group", mode="w", zarr_format=zarr_format)
+    job = rx.rechunk(
+        source,
+        (40, 4, 4),
+        18_000,
+        tmp_path / "group",
+        array_name="a/b",
+        executor="serial",
+        progress=False,
+        zarr_format=zarr_format,
+    )
+    assert len(job.stages) == 2
+    listed: list[list[str]] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "task" and len(listed) < 2:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", zarr.errors.ZarrUserWarning)
+                listed.append(sorted(name for name, _ in group.members(max_depth=None)))
+
+    assert_exact(job.execute(on_event=listen), source)
+    assert listed == [["a", "a/b"]] * 2
+    with pytest.raises(rx.TargetExistsError, match="the target's place must be free"):
+        rx.rechunk(source, (40, 4, 4), 18_000, tmp_path / "group" / "a" / "b", progress=False)
+
+
+def test_a_second_job_on_an_array_in_a_group_is_kept_out_however_the_array_is_named(
+    tmp_path: Path, source: ZarrArray
+) -> None:
+    zarr.open_group(tmp_path / "group", mode="w")
+    first = rx.rechunk(source, (8, 3, 2), "1MB", tmp_path / "group", array_name="a", executor="serial", progress=False)
+    second = rx.rechunk(source, (8, 3, 2), "1MB", tmp_path / "group" / "a", mode="overwrite", progress=False)
+    refused: list[str] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "start":
+            with pytest.raises(rx.TargetExistsError, match="one job at a time") as caught:
+                second.execute()
+            refused.append(str(caught.value))
+
+    assert_exact(first.execute(on_event=listen), source)
+    assert len(refused) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["group", "source"]
 
 
 def test_the_lock_of_a_killed_job_is_free(tmp_path: Path, source: ZarrArray) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -119,6 +120,73 @@ def test_tasks_that_write_their_own_results_are_only_counted(
 
         wait_until(beaten, "a claim that tells of two tasks")
     assert len(journal.results()) == 70
+
+
+def test_results_that_tasks_of_this_process_hand_over_are_written_together_and_counted_once(
+    target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch, beat_s=0.0)
+    monkeypatch.setattr(keeping, "WRITE_S", 1000.0)
+    with Keeper(journal, lease, told=False, left=8) as keeper:
+        for index in (*range(5), 3):
+            keeper.take(result_of(index))
+        assert journal.results() == {}
+        keeper.flush()
+        assert journal.results() == {(0, index): result_of(index) for index in range(5)}
+        assert len(Documents(target, read_only=True).names("job/done")) == 1
+        for index in range(8):  # in the end events tell of all, also of those that other processes ran
+            keeper(event_of(index))
+        keeper._beat()
+        claim = running_driver(target)
+        assert claim is not None
+        assert (claim.done, claim.bytes_written) == (8, 13 * sum(range(8)))
+        keeper.take(result_of(7))
+    assert sorted(journal.results()) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 7)]
+
+
+def test_who_flushes_waits_for_what_the_thread_is_writing(
+    journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    begun, let_go = threading.Event(), threading.Event()
+    plain = Journal.add
+
+    def slow(self: Journal, results: Iterable[TaskResult], **options: Any) -> None:
+        begun.set()
+        assert let_go.wait(30)
+        plain(self, results, **options)
+
+    monkeypatch.setattr(Journal, "add", slow)
+    with Keeper(journal, lease, told=False, left=1) as keeper:
+        keeper.take(result_of(4))
+        assert begun.wait(30)
+        threading.Timer(0.05, let_go.set).start()
+        keeper.flush()
+        assert journal.results() == {(0, 4): result_of(4)}
+
+
+def test_results_that_cannot_be_written_stop_the_tasks_that_hand_theirs_over(
+    journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    failing(monkeypatch, [StorageError("the disk is full")])
+    seen: list[str] = []
+
+    def job() -> None:
+        with Keeper(journal, lease, told=False, left=9) as keeper:
+            keeper.take(result_of(0))
+            wait_until(lambda: keeper._failure, "a failed write")
+            calls: list[Callable[[], None]] = [lambda: keeper.take(result_of(1)), keeper.flush]
+            for hand_over in calls:
+                with pytest.raises(StorageError, match="the disk is full") as caught:
+                    hand_over()
+                seen.append(str(caught.value))
+            raise LookupError("mine")
+
+    with pytest.raises(LookupError):
+        job()
+    assert len(seen) == 2
+    assert sorted(journal.results()) == [(0, 0)]
 
 
 def test_many_writes_are_merged(

@@ -10,12 +10,13 @@ from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
 from rechunk_exec.planning import plan_rechunk
 
-CASES: list[dict[str, Any]] = json.loads((Path(__file__).parent / "data" / "plans.json").read_text())["cases"]
+DATA = Path(__file__).parent / "data"
+CASES: list[dict[str, Any]] = [
+    case for name in ("plans", "more_plans") for case in json.loads((DATA / f"{name}.json").read_text())["cases"]
+]
 PEERS = ("rechunker_as_run", "rechunker_as_planned", "cubed")
 PAIRS = {"local": 1, "object": 16}
 OPERATION_S = {"local": 1e-4 / 2, "object": 0.020 / 64}
-THREE_STAGES = {("era5-points", "object"), ("rows-to-columns", "object")}
-"""What takes a third stage to be at the best peer's time; until then it is held to the best of two stages."""
 
 
 def _peer_seconds(case: dict[str, Any], peer: str, model: str) -> float:
@@ -40,12 +41,13 @@ def test_plans_are_at_or_under_the_best_peer(case: dict[str, Any], model: str) -
         needed = refused.needed_bytes
         plan = plan_rechunk(*arguments, needed, cost_model=model)
     assert plan.peak_bytes <= plan.max_mem < 4 * case["max_bytes"]
-    if (case["name"], model) in THREE_STAGES:
-        assert plan.predicted_s <= _peer_seconds(case, "rechunker_as_planned", model)
-        return
+    peers = [peer for peer in PEERS if peer in case]
+    seconds = min(_peer_seconds(case, peer, model) for peer in peers)
     # The peers' figures are rounded. One of them has 2 % fewer, larger intermediate chunks, having no scratch to hold.
-    assert plan.traffic <= min(case[peer]["traffic"] for peer in PEERS) + 0.005
-    assert plan.predicted_s <= min(_peer_seconds(case, peer, model) for peer in PEERS) * 1.002
+    assert plan.predicted_s <= seconds * 1.002
+    # A third stage moves two array sizes more, to be faster by that; else no peer moves less.
+    if len(plan.stages) < 3:
+        assert plan.traffic <= min(case[peer]["traffic"] for peer in peers) + 0.005
 
 
 def test_every_form_of_the_arguments_means_the_same() -> None:

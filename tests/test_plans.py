@@ -11,6 +11,7 @@ from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.grid import clip
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Alternative, Plan, StagePlan
+from rechunk_exec.sizes import format_bytes
 from tests import oracles
 
 STAGE = StagePlan(
@@ -152,10 +153,12 @@ def test_the_explanation_has_every_figure(max_mem: str) -> None:
     plan = plan_rechunk((389, 6898, 9618), 4, (1, 6898, 9618), (389, 64, 64), max_mem, target_shards=(389, 256, 256))
     text = plan.explain()
     assert text.startswith(str(plan))
-    wanted: list[object] = [plan.tasks, plan.operations, plan.objects, plan.peak_bytes, plan.max_mem, plan.temp_bytes]
+    wanted: list[object] = [plan.tasks, plan.operations, plan.objects]
+    wanted += map(format_bytes, [plan.peak_bytes, plan.max_mem, plan.temp_bytes])
     for stage in plan.stages:
         wanted += [stage.source, stage.target, stage.read_unit, stage.write_unit, stage.region, stage.tasks]
-        wanted += [stage.read_units, stage.objects, stage.elements_read * 4, stage.nbytes, stage.peak_bytes]
+        wanted += [stage.read_units, stage.objects]
+        wanted += map(format_bytes, [stage.elements_read * 4, stage.nbytes, stage.peak_bytes, stage.task_bytes])
         wanted += [f"{stage.read_amplification:.4g} times", stage.operations]
     wanted += [
         word for one in plan.alternatives for word in (one.name, one.operations, one.objects, one.tasks, one.why)
@@ -163,6 +166,13 @@ def test_the_explanation_has_every_figure(max_mem: str) -> None:
     missing = [word for word in wanted if str(word) not in text]
     assert not missing
     assert sum(line.startswith("* ") for line in text.splitlines()) == 1
+
+
+def test_one_of_a_kind_is_in_the_singular() -> None:
+    text = plan_rechunk((8, 8), 4, (8, 8), (8, 8), "1MB").explain()
+    assert "1 task, 2 operations, 1 object written" in text
+    assert "1 unit of (8, 8)" in text
+    assert "1 tasks" not in text
 
 
 # Plans that were edited by hand.

@@ -14,8 +14,9 @@ from rechunk_exec.errors import NotReadyError, RechunkError
 from rechunk_exec.preparation import utc_now
 from rechunk_exec.results import TaskFailure
 from rechunk_exec.resuming import take_back
+from rechunk_exec.staging import intermediates
 from rechunk_exec.status import JobStatus, read_status
-from rechunk_exec.storage import FinishedRecord
+from rechunk_exec.storage import FinishedRecord, JobRecord
 from rechunk_exec.verification import verify_copied
 
 
@@ -132,6 +133,7 @@ def finalize_jobs(
             f"a job is ended by one of its lines; there are none in {file.name}; of a job that has none, nothing is "
             "left to do"
         )
+    _recorded(job)
     if not job.finished:
         with storage.sole_writer(job.target) as lease:
             if not job.finished:
@@ -145,14 +147,14 @@ def finalize_jobs(
 
 def end_job(job: Prepared) -> None:
     """Remove what was only needed on the way, then say that the job has ended."""
+    record = _recorded(job)
     storage.remove_partials(job.target)  # of lines that were killed
     if job.batch.temp is not None:
-        names = [plan.target for plan in job.record.plan.stages if plan.target != "target"]
-        storage.remove_temp(job.batch.temp, names)
+        storage.remove_temp(job.batch.temp, intermediates(record.plan))
     job.journal.forget(others=True)
     job.journal.finish(
         FinishedRecord(
-            job=job.record.job,
+            job=record.job,
             ended=utc_now(),
             tasks=tuple(stage.tasks for stage in job.stages),
             bytes_written=sum(stage.plan.nbytes for stage in job.stages),
@@ -168,6 +170,15 @@ def _job_of(file: JobsFile) -> Prepared | None:
     job = prepared(task, where)
     job.refuse_other(task, where)
     return job
+
+
+def _recorded(job: Prepared) -> JobRecord:
+    if job.record is None:
+        raise RechunkError(
+            f"lines that an executor has written are ended by its driver; got those of a run at {job.target}; write "
+            "lines of your own with `init`"
+        )
+    return job.record
 
 
 def _refuse_missing(file: JobsFile, job: Prepared) -> None:
@@ -189,7 +200,7 @@ def _refuse_missing(file: JobsFile, job: Prepared) -> None:
 
 def _verify(job: Prepared, executor: object) -> None:
     results = tuple(job.journal.results().values())
-    found = verify_copied(job.stages, results, executor, job.record.plan.max_mem)
+    found = verify_copied(job.stages, results, executor, _recorded(job).plan.max_mem)
     if not found.ok:
         take_back(job.journal, job.stages[-1], results, found)
         job.notes.forget_complete()

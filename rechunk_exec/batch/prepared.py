@@ -13,18 +13,20 @@ from dataclasses import dataclass, fields
 from rechunk_exec import storage
 from rechunk_exec.errors import NotReadyError, ResumeError, SerializationError, StorageError
 from rechunk_exec.executors.sight import differences, versions
+from rechunk_exec.staging import JobPlaces, stages_of
 from rechunk_exec.storage import BatchNotes, BatchRecord, JobRecord, Journal
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
 logger = logging.getLogger("rechunk_exec")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A job whose lines were written."""
 
     target: ArrayRef
-    record: JobRecord
+    record: JobRecord | None
+    """None if an executor has written the lines: its driver sees to what comes when, and to the end."""
     batch: BatchRecord
     journal: Journal
     notes: BatchNotes
@@ -34,11 +36,11 @@ class Prepared:
     @property
     def finished(self) -> bool:
         """Whether the job has ended."""
-        return storage.read_finished(self.target) is not None
+        return self.record is not None and storage.read_finished(self.target) is not None
 
     def refuse_early(self, stage: int) -> None:
         """Raise :class:`NotReadyError` if the stage before is not done. Then nothing is written."""
-        if stage and not self.notes.see_complete(stage - 1, self.batch):
+        if self.record is not None and stage and not self.notes.see_complete(stage - 1, self.batch):
             raise NotReadyError(
                 f"a task of stage {stage} begins when all lines of stage {stage - 1} are done, and they are not all, "
                 f"at {self.target}; nothing was written; run what `rechunk-exec failed` names first"
@@ -46,13 +48,14 @@ class Prepared:
 
     def refuse_other(self, task: CopyTask, where: str) -> None:
         """Raise :class:`SerializationError` if a line's task is not the one that the plan has at its place."""
-        if task.stage >= len(self.stages) or task.index >= self.stages[task.stage].tasks:
+        stage = next((stage for stage in self.stages if stage.number == task.stage), None)
+        if stage is None or task.index >= stage.tasks:
             tasks = [stage.tasks for stage in self.stages]
             raise SerializationError(
                 f"{where}: CopyTask.stage and CopyTask.index must be of a task of the job, whose stages have {tasks} "
                 f"tasks; got {task.stage} and {task.index}; write the lines anew"
             )
-        planned = self.stages[task.stage][task.index]
+        planned = stage[task.index]
         wrong = [
             f"CopyTask.{field.name} must be {_text(getattr(planned, field.name))}; got "
             f"{_text(getattr(task, field.name))}"
@@ -76,6 +79,10 @@ def prepared(task: CopyTask, where: str) -> Prepared:
     """
     target = task.journal
     assert target is not None
+    notes = BatchNotes(target, task.job)
+    batch = notes.read() if task.job else None
+    if batch is not None and batch.stages and batch.job == task.job:
+        return Prepared(target, None, batch, Journal(target, task.job), notes, batch.stages)
     record = storage.read_job(target)
     if record is None:
         raise ResumeError(
@@ -87,8 +94,6 @@ def prepared(task: CopyTask, where: str) -> Prepared:
             f"{where}: a line is run while its job is the one on its target; another one, begun at {record.begun}, is "
             f"recorded at {target}; nothing was touched; run the lines that were written last"
         )
-    notes = BatchNotes(target, record.job)
-    batch = notes.read()
     count = len(record.plan.stages)
     if batch is None or batch.job != record.job or not len(batch.lines) == len(batch.done) == count:
         raise ResumeError(
@@ -99,12 +104,18 @@ def prepared(task: CopyTask, where: str) -> Prepared:
     if other:
         logger.warning("the lines were written with other versions: %s", "; ".join(other.values()))
     return Prepared(
-        target=target,
-        record=record,
-        batch=batch,
-        journal=Journal(target, record.job),
-        notes=notes,
-        stages=_stages(target, record, batch),
+        target,
+        record,
+        batch,
+        Journal(target, record.job),
+        notes,
+        stages_of(
+            record.plan,
+            JobPlaces(batch.source, target, batch.temp),
+            job=record.job,
+            journal=target,
+            digest=batch.verify,
+        ),
     )
 
 
@@ -154,25 +165,6 @@ def refuse_unnamed(stages: Sequence[Stage]) -> None:
             if ref.by_name:
                 ref.check_read()
         _ = stage.to_json()
-
-
-def _stages(target: ArrayRef, record: JobRecord, batch: BatchRecord) -> tuple[Stage, ...]:
-    refs = {"source": batch.source, "target": target}
-    if batch.temp is not None:
-        names = [plan.target for plan in record.plan.stages if plan.target != "target"]
-        refs |= {name: storage.child(batch.temp, name) for name in names}
-    return tuple(
-        Stage(
-            number=number,
-            plan=plan,
-            source=refs[plan.source],
-            target=refs[plan.target],
-            job=record.job,
-            journal=target,
-            digest=batch.verify,
-        )
-        for number, plan in enumerate(record.plan.stages)
-    )
 
 
 def _text(value: object) -> str:

@@ -104,18 +104,20 @@ class _Run:
         if (task.job, task.stage) not in self._ready:
             job.refuse_early(task.stage)
             self._ready.add((task.job, task.stage))
-        for left in reversed(range(TRIES)):
+        for tried in range(TRIES):
             try:
-                result = run_task(task)
+                # Noted here, with how often it was tried.
+                result = dataclasses.replace(run_task(dataclasses.replace(task, journal=None)), attempts=1 + tried)
+                job.journal.add([result])
             except Exception as error:  # noqa: BLE001 - whatever it is, the line has failed
                 if job.finished:  # and removed what it read: another run of this line was counted
                     return
-                if left and not is_permanent(error):
+                if tried < TRIES - 1 and not is_permanent(error):
                     self.retries += 1
                     continue
                 self._failed(job, task, error)
                 return
-            self.results.append(dataclasses.replace(result, attempts=TRIES - left))
+            self.results.append(result)
             job.journal.forget_failure(task.stage, task.index)
             return
 

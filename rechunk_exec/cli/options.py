@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 import click
@@ -87,6 +88,9 @@ class JobOptions:
     zarr_format: str | None
     cost_model: Literal["local", "object"]
     verify: bool
+    max_objects: int | None
+    min_object_bytes: int | None
+    max_temp_bytes: int | None
 
     @contextmanager
     def planned(self, source: str, target: str | None, *, silent: bool) -> Iterator[rx.Rechunked]:
@@ -106,6 +110,9 @@ class JobOptions:
                 cost_model=self.cost_model,
                 verify=self.verify,
                 progress=False if silent else None,
+                max_objects=self.max_objects,
+                min_object_bytes=self.min_object_bytes,
+                max_temp_bytes=self.max_temp_bytes,
             )
 
 
@@ -144,7 +151,7 @@ _OPTIONS = (
         metavar="SIZE",
         help="Memory of one worker process over its idle footprint: 8GB, 512MiB, ...",
     ),
-    click.option("--temp-store", metavar="PATH", help="Where intermediates go; beside the target if not given."),
+    click.option("--temp-store", metavar="PATH", help="Where intermediates go; in the target's folder if not given."),
     click.option("--array", metavar="NAME", help="Path of the array inside TARGET."),
     click.option(
         "--mode",
@@ -160,6 +167,19 @@ _OPTIONS = (
         default="local",
         show_default=True,
         help="What the predicted times assume: a local disk or an object store.",
+    ),
+    click.option("--max-objects", type=int, metavar="COUNT", help="Objects that all stages together may write."),
+    click.option(
+        "--min-object-bytes",
+        callback=parsed_by(partial(parse_bytes, name="--min-object-bytes", at_least=0)),
+        metavar="SIZE",
+        help="What every object has at least, in raw bytes: 1MB, ...",
+    ),
+    click.option(
+        "--max-temp-bytes",
+        callback=parsed_by(partial(parse_bytes, name="--max-temp-bytes", at_least=0)),
+        metavar="SIZE",
+        help="What intermediates may hold at once, in raw bytes; 0 for none.",
     ),
     click.option("--verify", is_flag=True, help="Compare source and target after the copy."),
 )

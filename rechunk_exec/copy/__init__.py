@@ -7,6 +7,7 @@ arrays, buffers, threads) is in one :class:`~rechunk_exec.copy.worker.Worker`.
 
 from __future__ import annotations
 
-from rechunk_exec.copy.worker import Worker, configure_worker, finished_results, release_memory, run_task
+from rechunk_exec.copy.noting import finished_results, flush_results, noted_by
+from rechunk_exec.copy.worker import Worker, configure_worker, release_memory, run_task
 
-__all__ = ["Worker", "configure_worker", "finished_results", "release_memory", "run_task"]
+__all__ = ["Worker", "configure_worker", "finished_results", "flush_results", "noted_by", "release_memory", "run_task"]

@@ -10,6 +10,11 @@ import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 _MAPPED_FROM = 1 << 20
 
@@ -75,6 +80,35 @@ class ScratchBuffers:
             memoryview(bytearray()) if len(buffer) >= _MAPPED_FROM else buffer
             for buffer in (self._stored, self._decoded)
         )
+
+
+class ScratchPool:
+    """Scratch memory that was returned and waits to be used again. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[ScratchBuffers] = []
+
+    @contextmanager
+    def borrow(self, count: int) -> Iterator[list[ScratchBuffers]]:
+        """Lend scratch memory for ``count`` units in flight; it goes back to the pool in the end."""
+        with self._lock:
+            taken = [self._free.pop() if self._free else ScratchBuffers() for _ in range(count)]
+        try:
+            yield taken
+        finally:
+            with self._lock:
+                self._free.extend(taken)
+
+    def clear(self) -> None:
+        """Give what is free back to the system."""
+        with self._lock:
+            self._free.clear()
+
+
+def elements_on(memory: memoryview, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array whose elements lie in the first bytes of a buffer, which holds at least as many."""
+    return np.frombuffer(memory[: prod(shape) * dtype.itemsize], np.uint8).view(dtype).reshape(shape)
 
 
 def _allocate(size: int) -> memoryview:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
+from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.meter import MemoryMeter
+from rechunk_exec.copy.noting import note
 from rechunk_exec.digest import box_digest
 from rechunk_exec.errors import SerializationError, StorageError
-from rechunk_exec.results import TaskResult, in_order
+from rechunk_exec.results import TaskResult
 from rechunk_exec.storage import (
     Index,
-    Journal,
     Moved,
     Region,
     UnitReader,
@@ -37,11 +37,16 @@ from rechunk_exec.storage import (
     run_with_changes,
     take_retries,
 )
-from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from rechunk_exec.tasks import ArrayRef, CopyTask
 
 _OPEN_PAIRS_KEPT = 8
 _SLABS = 4
 """Parts of a region, for each thread, whose digests are computed apart: none waits long for another."""
+_SMALL_BYTES = 1 << 20
+"""A region that takes less time to copy than threads take to begin: about a millisecond."""
+_TRIMMED_FROM = 4_000_000
+"""Tasks of so many bytes give freed memory back when they end; it takes a millisecond or less, and keeps little of
+smaller ones."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -89,22 +94,6 @@ def configure_worker(cores: int) -> None:
     zarr.config.set({"threading.max_workers": cores, "async.concurrency": cores})
 
 
-def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:
-    """Return the results that tasks left of ``stages`` noted in their journals, by stage and index."""
-    journals = {(stage.journal.key, stage.job): (stage.journal, stage.job) for stage in stages if stage.journal}
-    by_number = {stage.number: stage for stage in stages}
-    return list(
-        in_order(
-            [
-                result
-                for journal, job in journals.values()
-                for result in Journal(journal, job, read_only=True).results().values()
-                if result.stage in by_number and by_number[result.stage].has_task(result.index)
-            ]
-        )
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Pair:
     """The two opened arrays of a stage."""
@@ -122,21 +111,24 @@ class Worker:
         self._lock = threading.Lock()
         self._pairs: OrderedDict[tuple[str, Hashable, Hashable], _Pair] = OrderedDict()
         self._regions = BufferPool()
-        self._scratches: list[ScratchBuffers] = []
+        self._scratches = ScratchPool()
         self._helpers = ThreadPoolExecutor(_HELPER_THREADS, thread_name_prefix="rechunk_exec-codec")
         self._meter = MemoryMeter()
-        self._job = ""
+        self._job, self._stage = "", 0
         self._running = 0
 
     def run(self, task: CopyTask) -> TaskResult:
         """Copy one region; see :func:`run_task`."""
         began = time.perf_counter()
         with self._lock:
-            another = task.job != self._job and not self._running
-            self._job = task.job
+            idle = not self._running
+            another_job, another_stage = (idle and task.job != self._job), (idle and task.stage != self._stage)
+            self._job, self._stage = task.job, task.stage
             self._running += 1
-        if another:  # what was kept of another job is no part of this one's budget
+        if another_job:  # what was kept of another job is no part of this one's budget
             self.release()
+        elif another_stage:  # regions of another size would stand beside those of this one
+            self._regions.clear()
         try:
             pair = self._open(task)  # what opening takes is the worker's idle footprint, not the task's
             measured = self._meter.start()
@@ -145,6 +137,8 @@ class Worker:
             finally:
                 peak_bytes = self._meter.stop(measured)
         finally:
+            if task.predicted_bytes >= _TRIMMED_FROM:
+                trim_heap()  # codecs' output, of which each thread's arena keeps what it had at most
             with self._lock:
                 self._running -= 1
         result = TaskResult(
@@ -164,15 +158,14 @@ class Worker:
             reader=pair.reader.way,
             writer=pair.writer.way,
         )
-        if task.journal is not None:
-            Journal(task.journal, task.job).add([result])
+        note(task, result)
         return result
 
     def release(self) -> None:
         """Give back what is kept between tasks."""
         with self._lock:
             self._pairs.clear()
-            self._scratches.clear()
+        self._scratches.clear()
         self._regions.clear()
         trim_heap()
         self._meter.rebase()
@@ -202,10 +195,8 @@ class Worker:
         def write(job: Any, scratch: ScratchBuffers) -> None:
             tally.add_written(pair.writer.write(job, region, scratch))
 
-        # numcodecs holds the interpreter lock when it is called from the main thread.
-        alone = task.threads == 1 and threading.current_thread() is not threading.main_thread()
-        helpers = None if alone else self._helpers
-        with self._region(task, pair) as region, self._borrow_scratches(task.threads) as scratches:
+        with self._region(task, pair) as region, self._scratches.borrow(task.threads) as scratches:
+            helpers = None if _is_alone(task, region) else self._helpers
             drain(pair.reader.units(region), read, scratches, helpers)
             if tally.absent:
                 pair.reader.refuse_vanished()
@@ -215,6 +206,8 @@ class Worker:
                 scratch.shrink()
             with pair.writer.jobs(region) as jobs:
                 drain(jobs, write, scratches, helpers)
+            for scratch in scratches:
+                scratch.shrink()
             tally.written = region.elements.nbytes
         return tally
 
@@ -242,18 +235,15 @@ class Worker:
         nbytes = prod(shape) * stored.dtype.itemsize
         spare_bytes = max(0, task.predicted_bytes - nbytes) // task.threads
         with self._regions.borrow(nbytes) as memory:
-            elements = np.frombuffer(memory, np.uint8).view(stored.dtype).reshape(shape)
-            yield Region(task.start, task.stop, elements, spare_bytes)
+            yield Region(task.start, task.stop, elements_on(memory, shape, stored.dtype), spare_bytes)
 
-    @contextmanager
-    def _borrow_scratches(self, count: int) -> Iterator[list[ScratchBuffers]]:
-        with self._lock:
-            taken = [self._scratches.pop() if self._scratches else ScratchBuffers() for _ in range(count)]
-        try:
-            yield taken
-        finally:
-            with self._lock:
-                self._scratches.extend(taken)
+
+def _is_alone(task: CopyTask, region: Region) -> bool:
+    """Whether the calling thread does all of a task: handing it over would take longer, or gain nothing."""
+    if region.elements.nbytes <= _SMALL_BYTES:
+        return True
+    # numcodecs holds the interpreter lock when it is called from the main thread.
+    return task.threads == 1 and threading.current_thread() is not threading.main_thread()
 
 
 def _digest(region: Region, scratches: list[ScratchBuffers], helpers: ThreadPoolExecutor | None) -> int:
@@ -328,8 +318,17 @@ def _worker() -> Worker:
 
 def trim_heap() -> None:
     """Ask the C allocator to give freed memory back, where it can (glibc)."""
-    if sys.platform == "linux":
-        try:
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
-        except (OSError, AttributeError):
-            return
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return trim

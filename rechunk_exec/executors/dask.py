@@ -2,32 +2,28 @@
 
 We say which worker runs a call, and send it no more than it can start at once. So a worker holds no more tasks than the
 plan has counted memory for. One that dies takes with it only what it ran; we know what that was and try it again,
-where the scheduler would do so without a word. And the scheduler holds a few keys, however many tasks there are.
-
-A call is a key that names its task and a few bytes (:class:`~rechunk_exec.executors.remote.Parcel`): the stage and
-other shared objects are in the worker before it, sent once.
+where the scheduler would do so without a word. And the scheduler holds a few keys (:mod:`.daskcalls`), however many
+tasks there are.
 """
 
 from __future__ import annotations
 
-import queue
-import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rechunk_exec.copy import configure_worker, release_memory
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import WorkerShape, check_count
 from rechunk_exec.executors.calls import Call, Outcome
-from rechunk_exec.executors.copyrun import StageTask
-from rechunk_exec.executors.daskcluster import DaskCluster, Member
+from rechunk_exec.executors.daskcalls import DaskCalls, Packed
+from rechunk_exec.executors.daskcluster import DaskCluster
+from rechunk_exec.executors.daskfitness import Member
 from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.executors.pool import PoolExecutor
-from rechunk_exec.executors.remote import Missing, Parcel, Reply, open_parcel, pack_call, refuse_live_stores
+from rechunk_exec.executors.remote import refuse_live_stores
 from rechunk_exec.executors.shared import Shared
 from rechunk_exec.tasks import Stage
 
@@ -73,10 +69,8 @@ class DaskExecutor(PoolExecutor):
         self._cores = max(1, available_cores() // self._size)
         self._cluster = DaskCluster(client, size=self._size, cores=self._cores)
         self._bound: int | None = None
-        self._nonce = uuid.uuid4().hex[:8]
-        self._queue: deque[_Packed] = deque()
-        self._flying: dict[int, _Flight] = {}
-        self._answers: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
+        self._calls = DaskCalls(self._cluster)
+        self._queue: deque[Packed] = deque()
         self._set_ups: list[Shared[Callable[[], object]]] = []
         if self._cluster.local:
             self._set_ups.append(self.put(partial(configure_worker, self._cores)))
@@ -124,19 +118,15 @@ class DaskExecutor(PoolExecutor):
         return max(1, sum(map(self._room, self._cluster.members.values())))
 
     def _start(self, call: Call) -> None:
-        self._queue.append(self._pack(call))
+        self._queue.append(self._calls.pack(call, self._set_ups))
         self._dispatch()
 
     def _finished(self) -> Sequence[Outcome]:
         while True:
             self._look(_LOOK_S)
             self._dispatch()
-            answers = []
-            with suppress(queue.Empty):
-                answers.append(self._answers.get(timeout=_LOOK_S))
-                while True:
-                    answers.append(self._answers.get_nowait())
-            outcomes = [outcome for number, answer in answers if (outcome := self._take(number, answer)) is not None]
+            outcomes, again = self._calls.received(_LOOK_S)
+            self._queue.extendleft(again)
             if outcomes:
                 return outcomes
 
@@ -147,11 +137,10 @@ class DaskExecutor(PoolExecutor):
                 self._cluster.end(at_once=True)
             elif self._cluster.started:  # what runs on a worker of others cannot be stopped
                 with suppress(RechunkError):  # of a scheduler that has gone
-                    while self._flying:
+                    while self._calls:
                         self._finished()
         finally:
-            for number in list(self._flying):
-                self._land(number)
+            self._calls.forget()
 
     def _set_up(self, fn: Callable[[], object]) -> None:
         function: Shared[Callable[[], object]] = self.put(fn)
@@ -160,8 +149,9 @@ class DaskExecutor(PoolExecutor):
         self._cluster.wait()
         try:
             for member in list(self._cluster.members.values()):
-                self._launch(self._pack(Call(number=next(self._numbers), function=nothing, argument=None)), member)
-            while self._flying or self._queue:
+                call = Call(number=next(self._numbers), function=nothing, argument=None)
+                self._launch(self._calls.pack(call, self._set_ups), member)
+            while self._calls or self._queue:
                 for outcome in self._finished():
                     if outcome.error is not None and not outcome.lost:
                         raise RechunkError(
@@ -178,7 +168,7 @@ class DaskExecutor(PoolExecutor):
                 self._cluster.ask(release_memory)
 
     def _notes(self) -> tuple[str, ...]:
-        return tuple(self._cluster.warnings)
+        return tuple(self._cluster.fitness.warnings)
 
     def _shut(self) -> None:
         self._cluster.end()
@@ -186,22 +176,11 @@ class DaskExecutor(PoolExecutor):
     def _look(self, every_s: float = 0.0) -> None:
         """See which workers there are; calls on one that has left are lost."""
         for gone in self._cluster.look(every_s):
-            error = RechunkError(f"worker {gone.address} left the cluster while it ran the task; perhaps it was killed")
-            for number, flight in self._flying.items():
-                if flight.member is gone:
-                    self._answers.put((number, _Lost(error)))
+            self._calls.lose(gone)
 
     def _room(self, member: Member) -> int:
         """How many calls may run in a worker at once."""
         return min(member.threads, self._bound or member.threads)
-
-    def _pack(self, call: Call) -> _Packed:
-        data, needs = pack_call(call.function, call.argument)
-        tokens = tuple(needs)
-        for handle in self._set_ups:
-            needs |= handle.pack().needs() | {handle.token: handle}
-        parcel = Parcel(data=data, tokens=tokens, set_ups=tuple(handle.token for handle in self._set_ups))
-        return _Packed(call.number, f"{_name(call)}-{self._nonce}.{call.number}", parcel, needs)
 
     def _dispatch(self) -> None:
         """Give calls to workers that have room."""
@@ -213,90 +192,12 @@ class DaskExecutor(PoolExecutor):
                 return
             self._launch(self._queue.popleft(), min(free, key=lambda member: member.running))
 
-    def _launch(self, packed: _Packed, member: Member) -> None:
-        """Have a worker run a call."""
-        client = self._cluster.client
+    def _launch(self, packed: Packed, member: Member) -> None:
         try:
-            self._cluster.share(member, packed.needs)
-        except OSError:  # it has gone, which the next look shows; the call has not begun
+            self._calls.launch(packed, member)
+        except OSError:  # the next look shows that it has gone
             self._queue.appendleft(packed)
             self._look()
-            return
-        future = client.submit(
-            open_parcel, packed.parcel, key=packed.key, workers=[member.address], allow_other_workers=False, pure=False
-        )
-        member.running += 1
-        self._flying[packed.number] = _Flight(packed, member, future)
-        client.loop.add_callback(self._follow, packed.number, future)
-
-    async def _follow(self, number: int, future: Any) -> None:
-        """Wait for a call's reply, in the client's own thread."""
-        try:
-            reply: object = await future
-        except BaseException as error:  # noqa: BLE001 - whatever the cluster says of it
-            reply = _Lost(error)
-        self._answers.put((number, reply))
-
-    def _take(self, number: int, answer: object) -> Outcome | None:
-        """How a call ended, or None if it had to be started again, or was of an earlier job."""
-        flight = self._land(number)
-        if flight is None:
-            return None
-        if isinstance(answer, Reply):
-            return answer.outcome(number)
-        if isinstance(answer, Missing):  # it keeps only so many objects
-            for token in answer.tokens:
-                flight.member.kept.pop(token, None)
-            self._queue.appendleft(flight.packed)
-            return None
-        cause = answer.error if isinstance(answer, _Lost) else None
-        if isinstance(cause, RechunkError):
-            return Outcome(number=number, error=cause, lost=True)
-        error = RechunkError(f"the cluster must run each call; it gave one up: {type(cause).__name__}: {cause}")
-        error.__cause__ = cause
-        return Outcome(number=number, error=error, lost=True)
-
-    def _land(self, number: int) -> _Flight | None:
-        """Forget a call, here and on the scheduler."""
-        flight = self._flying.pop(number, None)
-        if flight is not None:
-            flight.member.running -= 1
-            flight.future.release()
-        return flight
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A call on its way to a worker."""
-
-    number: int
-    key: str
-    parcel: Parcel
-    needs: dict[str, Shared[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A call that a worker was given."""
-
-    packed: _Packed
-    member: Member
-    future: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    """Instead of a reply: why there is none."""
-
-    error: BaseException
-
-
-def _name(call: Call) -> str:
-    """What the dashboard shows of a call: it groups keys by what comes before the first number that stands alone."""
-    work = call.function.value
-    if isinstance(work, StageTask):
-        return f"rechunk_stage_{work.stage.number}-{work.stage.task_number(int(str(call.argument)))}"
-    return str(getattr(work, "__name__", type(work).__name__)).strip("<>_") or "call"
 
 
 def _do_nothing(argument: object) -> None:

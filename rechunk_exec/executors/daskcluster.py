@@ -1,13 +1,13 @@
-"""The workers of a ``distributed`` cluster: who they are, what they have, and whether they will do. Layer: executors.
+"""The workers of a ``distributed`` cluster: who they are and what they have. Layer: executors, below dask.
 
-Nothing is scheduled here. ``distributed`` is imported here only, when a :class:`DaskCluster` is made.
+Nothing is scheduled here; whether they will do is seen in :mod:`.daskfitness`.
+``distributed`` is imported here only, when a :class:`DaskCluster` is made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -16,41 +16,21 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rechunk_exec.errors import MissingExtraError, PlanError, RechunkError, StorageError
+from rechunk_exec.errors import MissingExtraError, RechunkError
 from rechunk_exec.executors import sight
+from rechunk_exec.executors.daskfitness import Fitness, Member, refuse_memory, refuse_unseen, unseen_from
 from rechunk_exec.executors.machine import thread_limits
 from rechunk_exec.executors.main_module import refuse_while_importing_main
 from rechunk_exec.executors.shared import ARRIVALS, Shared
-from rechunk_exec.sizes import format_bytes
 from rechunk_exec.tasks import Stage
 
 _WAIT_S = 60.0
 """How long to wait for a worker where there is none."""
 _PATIENCE_S = 0.5
 """How long to wait for an answer before looking whether the worker is still there."""
-_PAUSE_FRACTION = 0.8
-"""Of its memory limit: where a worker starts no more tasks, unless it is configured otherwise."""
-
-logger = logging.getLogger("rechunk_exec")
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """A worker process of the cluster."""
-
-    address: str
-    threads: int
-    """How many tasks it can run at once."""
-    running: int = 0
-    """How many calls of ours it was given that have not ended."""
-    kept: dict[str, weakref.ref[Shared[Any]]] = field(default_factory=dict)
-    """The shared objects that it was sent, by token."""
-    idle_bytes: int = sys.maxsize
-    """The least memory that it was seen to hold."""
 
 
 class DaskCluster:
@@ -74,8 +54,7 @@ class DaskCluster:
             raise TypeError(f"client must not be asynchronous, since executors wait; got {given!r}")
         self.local = given is None
         self.members: dict[str, Member] = {}
-        self.warnings: list[str] = []
-        self._unfit: dict[str, str] = {}
+        self.fitness = Fitness()
         self._size, self._cores = size, cores
         self._cluster: Any = None
         self._client: Any = None if isinstance(given, str) else given
@@ -126,7 +105,7 @@ class DaskCluster:
         self._seen_s = time.monotonic()
         self.look()
         while not self.members:
-            self._refuse_unfit()
+            self.fitness.refuse_unfit()
             time.sleep(0.1)
             self.look()
 
@@ -153,8 +132,7 @@ class DaskCluster:
                 "the cluster and its client open"
             ) from error
         self._looked_s = time.monotonic()
-        for address in self._unfit.keys() - threads.keys():
-            del self._unfit[address]
+        self.fitness.forget_all_but(threads)
         left = [self.members.pop(address) for address in self.members.keys() - threads.keys()]
         self._admit({address: threads[address] for address in threads if address not in self.members})
         if self._cluster is not None and len(self.members) < self._size:
@@ -214,19 +192,10 @@ class DaskCluster:
         self.look()
         if self.local or not stages:  # processes of this machine see what this one does
             return
-        self._refuse_unfit()
-        self._refuse_memory(max(stage.plan.peak_bytes for stage in stages))
-        see = partial(_unseen, sight.Landmarks.of(stages))
-        problems = [
-            f"worker {address} does not see {thing}"
-            for address, found in self.ask(see).items()
-            for thing in ([f"the arrays: {found}"] if isinstance(found, Exception) else found)
-        ]
-        if problems:
-            raise StorageError(
-                "executor 'dask' needs workers that see the source, the target and the place of the intermediates; "
-                f"got {sight.summary(problems)}; use stores that all of them reach by the same name"
-            )
+        self.fitness.refuse_unfit()
+        told: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        refuse_memory(self.members, told, max(stage.plan.peak_bytes for stage in stages))
+        refuse_unseen(self.ask(partial(unseen_from, sight.Landmarks.of(stages))))
 
     def end(self, *, at_once: bool = False) -> None:
         """Let go of what was started here: the client, the processes. A client that was given stays as it is.
@@ -248,44 +217,8 @@ class DaskCluster:
         """Take on new workers, if their versions will do."""
         answers = dict.fromkeys(threads, sight.versions()) if self.local else self.ask(sight.versions, threads)
         for address, there in answers.items():
-            if isinstance(there, OSError):  # it has gone again
-                continue
-            problems = {sight.NEEDED_ALIKE: str(there)} if isinstance(there, Exception) else sight.differences(there)
-            if sight.NEEDED_ALIKE in problems:
-                if address not in self._unfit:
-                    self._warn(f"worker {address} gets no tasks: {problems[sight.NEEDED_ALIKE]}")
-                self._unfit[address] = f"{problems[sight.NEEDED_ALIKE]} on worker {address}"
-                continue
-            for problem in problems.values():
-                self._warn(f"worker {address} has other versions: {problem}")
-            self.members[address] = Member(address, threads[address])
-
-    def _warn(self, warning: str) -> None:
-        logger.warning(warning)
-        self.warnings.append(warning)
-
-    def _refuse_unfit(self) -> None:
-        if self._unfit:
-            raise RechunkError(
-                "workers must have rechunk_exec in the version that is here, since tasks and results are sent as "
-                f"pickles; got {sight.summary(list(self._unfit.values()))}; install it there and start them again"
-            )
-
-    def _refuse_memory(self, needed_bytes: int) -> None:
-        """Refuse workers that would be paused or killed for want of memory."""
-        for address, worker in self._client.scheduler_info(n_workers=-1)["workers"].items():
-            member = self.members.get(address)
-            limit = worker["memory_limit"]
-            if member is None or not limit:
-                continue
-            member.idle_bytes = min(member.idle_bytes, worker.get("metrics", {}).get("memory", 0))
-            if member.idle_bytes + needed_bytes > _PAUSE_FRACTION * limit:
-                raise PlanError(
-                    f"a worker's memory_limit must hold the plan's {format_bytes(needed_bytes)} ({needed_bytes} bytes) "
-                    f"and the {format_bytes(member.idle_bytes)} that it has already, below the {_PAUSE_FRACTION:.0%} "
-                    f"where dask pauses it; got {format_bytes(limit)} ({limit} bytes) on worker {address}; give less "
-                    "max_mem, or start workers with more memory or fewer threads"
-                )
+            if not isinstance(there, OSError) and self.fitness.admits(address, there):  # else it has gone again
+                self.members[address] = Member(address, threads[address])
 
 
 def is_client(thing: object) -> bool:
@@ -301,18 +234,9 @@ def _distributed() -> Any:
         raise MissingExtraError("distributed", "dask") from error
 
 
-def _answer(call: futures.Future[object]) -> object:
-    return OSError("it has gone") if call.cancelled() else call.exception() or call.result()
-
-
 def _keep(objects: Sequence[tuple[str, bytes]], forgotten: Sequence[str]) -> None:
     """Keep and forget shared objects, in a worker."""
     for token in forgotten:
         ARRIVALS.forget(token)
     for token, data in objects:
         ARRIVALS.keep(token, data)
-
-
-async def _unseen(landmarks: sight.Landmarks) -> tuple[str, ...]:
-    # A store that is far away must not hold up the worker's own loop.
-    return await asyncio.to_thread(sight.unseen, landmarks)

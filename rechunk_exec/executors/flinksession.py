@@ -1,29 +1,26 @@
 """The only user of PyFlink: a session with a cluster, and jobs in it. Layer: executors, below flink.
 
-A session is made when it is needed, since PyFlink starts a Java process for it. What a cluster offers is asked of its
-`REST service <https://nightlies.apache.org/flink/flink-docs-stable/docs/ops/rest_api/>`_, which needs none.
+A session is made when it is needed, since PyFlink starts a Java process for it. What a cluster offers is asked without
+one (:mod:`.flinkshape`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rechunk_exec.errors import MissingExtraError, PlanError, RechunkError
+from rechunk_exec.errors import MissingExtraError, RechunkError
 from rechunk_exec.executors.base import WorkerShape
+from rechunk_exec.executors.flinkshape import shape_at, shape_here
 from rechunk_exec.executors.machine import available_cores
 
 RESTARTS = 3
 """How often Flink starts the parts of a job again that were lost."""
-_ANSWER_S = 10.0
-"""How long a job manager may take to answer."""
 _OPTIONS = {
     "execution.runtime-mode": "BATCH",
     "restart-strategy.type": "fixed-delay",
@@ -33,7 +30,6 @@ _OPTIONS = {
 }
 _SUBMITTED = "PYFLINK_GATEWAY_PORT"
 """Set in the environment of programs that ``flink run`` has started."""
-_ADDRESS = re.compile(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*([^\s].*)")
 _CAUSED = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 _LOOPBACK = "python.loopback-server.address"
@@ -64,14 +60,14 @@ class FlinkSession:
     def shape(self) -> WorkerShape:
         """Return what the slots offer; see :attr:`~rechunk_exec.executors.flink.FlinkExecutor.worker_shape`."""
         if self._address is not None:
-            return _shape_at(self._address, self._workers)
+            return shape_at(self._address, self._workers)
         if self._given is None and _SUBMITTED not in os.environ:  # nothing is started for this
-            return _shape_here(self._workers or available_cores(), threads=False)
+            return shape_here(self._workers or available_cores(), threads=False)
         env, configuration = self._environment(), self._configuration()
         workers = self._workers or int(env.get_parallelism())
         if configuration.get("execution.target") == "remote":
-            return _shape_at(f"{configuration['rest.address']}:{configuration.get('rest.port', '8081')}", workers)
-        return _shape_here(workers, threads=_LOOPBACK in configuration)
+            return shape_at(f"{configuration['rest.address']}:{configuration.get('rest.port', '8081')}", workers)
+        return shape_here(workers, threads=_LOOPBACK in configuration)
 
     def submit(self, name: str, function: object, elements: Sequence[tuple[int, int]], parallelism: int) -> FlinkJob:
         """Start a job that calls ``function`` on each of ``elements``, dealt out evenly.
@@ -157,22 +153,6 @@ def require_pyflink() -> None:
         raise MissingExtraError("apache-flink", "flink") from error
 
 
-def check_address(address: object) -> None:
-    """Raise unless ``address`` is ``host:port``.
-
-    Examples
-    --------
-    >>> check_address("localhost:8081")
-    >>> check_address("http://localhost:8081")
-    Traceback (most recent call last):
-    ValueError: address must be host:port of the job manager's REST service; got 'http://localhost:8081'
-    """
-    if not isinstance(address, str):
-        raise TypeError(f"address must be a string, host:port of the job manager's REST service; got {address!r}")
-    if not _ADDRESS.fullmatch(address):
-        raise ValueError(f"address must be host:port of the job manager's REST service; got {address!r}")
-
-
 def root_cause(error: BaseException) -> str:
     r"""Return the last line of what Java or the Python of a worker says that tells a reason.
 
@@ -185,41 +165,6 @@ def root_cause(error: BaseException) -> str:
     caused = _CAUSED.findall(str(error))
     first = [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[:1]]
     return str((raised or caused or first or [type(error).__name__])[-1])
-
-
-def _shape_at(address: str, workers: int | None) -> WorkerShape:
-    """Return the shape of a cluster that answers at an address."""
-    managers = _ask(address, "taskmanagers").get("taskmanagers", [])
-    slots = sum(int(manager["slotsNumber"]) for manager in managers)
-    if not slots:
-        raise RechunkError(
-            f"a cluster of Flink must have slots to run tasks; that at {address} has no task manager; start one "
-            "(bin/taskmanager.sh start)"
-        )
-    if workers is not None and workers > slots:
-        raise PlanError(f"workers must be at most the slots of the cluster, {slots} at {address}; got {workers}")
-    cores = min(int(manager["hardware"]["cpuCores"]) // int(manager["slotsNumber"]) for manager in managers)
-    return WorkerShape(workers=workers or slots, tasks_per_worker=1, cores_per_worker=max(1, cores), elastic=False)
-
-
-def _shape_here(workers: int, *, threads: bool) -> WorkerShape:
-    """Return the shape of workers that are processes, each with its share of the cores, or threads of one."""
-    if threads:
-        return WorkerShape(workers=1, tasks_per_worker=workers, cores_per_worker=available_cores(), elastic=False)
-    cores = max(1, available_cores() // workers)
-    return WorkerShape(workers=workers, tasks_per_worker=1, cores_per_worker=cores, elastic=False)
-
-
-def _ask(address: str, question: str) -> dict[str, Any]:
-    try:
-        with urllib.request.urlopen(f"http://{address}/{question}", timeout=_ANSWER_S) as answer:
-            told: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError) as error:
-        raise RechunkError(
-            f"the job manager of a cluster of Flink must answer at its REST address; {address} did not: {error}; start "
-            "the cluster (bin/start-cluster.sh), or give the host and port of its web page"
-        ) from error
-    return told
 
 
 def _remote(address: str, options: Mapping[str, str]) -> Any:

@@ -13,7 +13,8 @@ from rechunk_exec.copy import finished_results
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import check_count
 from rechunk_exec.executors.copyrun import nobody
-from rechunk_exec.executors.records import missing_tasks, records_kept, refuse_unrecorded
+from rechunk_exec.executors.missing import missing_tasks
+from rechunk_exec.executors.records import records_kept, refuse_unrecorded
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult, in_order
 from rechunk_exec.tasks import Stage
 

@@ -34,6 +34,8 @@ _BUILT_IN: dict[str, Any] = {
     "beam": BeamExecutor,
     "flink": FlinkExecutor,
     "gpu": GpuExecutor,
+    # It is made of what lies above this layer, so it is loaded as those of other packages are.
+    "batch": EntryPoint(name="batch", value="rechunk_exec.batch.executor:BatchExecutor", group=ENTRY_POINTS),
 }
 
 
@@ -103,7 +105,9 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
         added = _added()
         if name not in added:
             raise PlanError(f"executor must be one of {', '.join(known_names())}; got {name!r}")
-        found = _loaded(added[name])
+        found = added[name]
+    if isinstance(found, EntryPoint):
+        found = _loaded(found)
     if workers is None:
         return cast(Executor, found() if callable(found) else found)
     if found is SerialExecutor:

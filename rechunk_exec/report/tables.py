@@ -15,7 +15,7 @@ from rich.text import Text
 from rechunk_exec.plans import Plan, StagePlan
 from rechunk_exec.report.tally import format_seconds
 from rechunk_exec.results import CopyReport, TaskResult
-from rechunk_exec.sizes import format_bytes
+from rechunk_exec.sizes import count_text, format_bytes
 
 
 def plan_table(plan: Plan, *, title: str = "plan") -> RenderableType:
@@ -35,8 +35,9 @@ def plan_table(plan: Plan, *, title: str = "plan") -> RenderableType:
     }
     temp = f", intermediates hold up to {format_bytes(plan.temp_bytes)}" if plan.temp_bytes else ", no intermediate"
     summary = (
-        f"{plan.tasks:,} tasks, traffic {plan.traffic:.2f} array sizes, at most {format_bytes(plan.peak_bytes)} of "
-        f"{format_bytes(plan.max_mem)} a worker, about {format_seconds(plan.predicted_s)}{temp}"
+        f"{count_text(plan.tasks, 'task', ',')}, traffic {plan.traffic:.2f} array sizes, "
+        f"at most {format_bytes(plan.peak_bytes)} of {format_bytes(plan.max_mem)} a worker, "
+        f"about {format_seconds(plan.predicted_s)}{temp}"
     )
     return Group(_stage_table(rows, range(len(plan.stages)), title), Text(summary))
 
@@ -78,9 +79,8 @@ def report_table(report: CopyReport, *, title: str = "done") -> RenderableType:
         "peak measured": [format_bytes(max(result.peak_bytes for result in results)) for results in stages],
         "mean task": [format_seconds(sum(result.seconds for result in results) / len(results)) for results in stages],
     }
-    summary = (
-        f"{report.tasks:,} tasks in {format_seconds(report.seconds)} ({report.executor}), {report.retries} retries"
-    )
+    tasks = count_text(report.tasks, "task", ",")
+    summary = f"{tasks} in {format_seconds(report.seconds)} ({report.executor}), {report.retries} retries"
     warnings = (Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
     return Group(_stage_table(rows, numbers, title), Text(summary), *warnings)
 

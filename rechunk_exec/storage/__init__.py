@@ -50,8 +50,10 @@ from rechunk_exec.storage.places import (
     beside,
     child,
     exists,
+    is_inside,
     is_temp_of,
     mark_temp,
+    new_temp_name,
     refuse_existing,
     refuse_foreign_temp,
     refuse_inside_array,
@@ -71,6 +73,7 @@ from rechunk_exec.storage.sessions import (
     session_target,
 )
 from rechunk_exec.storage.shardreader import ShardReader
+from rechunk_exec.storage.sessiontemp import forget_intermediates, intermediate_place, merging, without_changes
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -120,8 +123,11 @@ __all__ = [
     "exists",
     "finer_read_unit",
     "fingerprint",
+    "forget_intermediates",
     "hidden_from_processes",
     "holds_documents",
+    "intermediate_place",
+    "is_inside",
     "is_temp_of",
     "is_url",
     "layout_differences",
@@ -129,6 +135,8 @@ __all__ = [
     "local_path",
     "mark_temp",
     "may_be_sharded",
+    "merging",
+    "new_temp_name",
     "open_array",
     "open_reader",
     "open_writer",
@@ -153,6 +161,7 @@ __all__ = [
     "temp_place",
     "try_device",
     "use_device",
+    "without_changes",
     "write_scratch",
 ]
 
@@ -211,7 +220,7 @@ def write_scratch(stored: StoredArray, place: ArrayRef) -> WriteScratch:
         return WriteScratch(gathered=1, stored=2, in_place=False, assembled=3)
     # Files are streamed; other stores get an object whole.
     assembled = 0 if local_path(place) is not None else 2
-    output = 0 if stored.codec.raw else 1 + len(stored.codec.codecs)
+    output = len(stored.codec.codecs) + (not stored.codec.encodes_into)
     return WriteScratch(gathered=1, stored=output, in_place=stored.codec.c_order, assembled=assembled)
 
 

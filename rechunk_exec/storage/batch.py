@@ -18,7 +18,7 @@ from rechunk_exec import wire
 from rechunk_exec.errors import ResumeError, SerializationError
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.journal import Journal
-from rechunk_exec.tasks import ArrayRef
+from rechunk_exec.tasks import ArrayRef, Stage
 
 _PROBES = 4
 """Tasks of the stage before that are looked at first: few requests say of most stages that they are not done."""
@@ -40,6 +40,9 @@ class BatchRecord:
     """Whether tasks compute digests, and the end compares the arrays."""
     versions: Mapping[str, str]
     """Of the packages that decide what a task does, where the lines were written."""
+    stages: tuple[Stage, ...] = ()
+    """The stages as they were given, whole, where an executor wrote the lines: of a run that need not be a job of ours,
+    and whose driver watches over it. Else the job's record tells them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,10 @@ class BatchNotes:
                 "what was noted for the lines of a job must be as this version of rechunk_exec writes it; 'batch' is "
                 f"not: {error}; write the lines anew: `init` with mode 'resume'"
             ) from error
+
+    def remove(self) -> None:
+        """Remove what the lines have in common: nobody runs them any more."""
+        self._documents.delete(f"{self._folder}/batch")
 
     def see_complete(self, stage: int, record: BatchRecord) -> bool:
         """Whether all lines of a stage are done. Who finds so for the first time notes it."""

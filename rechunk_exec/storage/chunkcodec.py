@@ -24,6 +24,8 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.nativeblosc import MOST_OVERHEAD, can_compress_into, compress_into
+from rechunk_exec.storage.objectbase import Allocate
 
 _BLOSC_SHUFFLE = {"noshuffle": blosc.NOSHUFFLE, "shuffle": blosc.SHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
 # zarr v3 names of codecs that numcodecs has under another name.
@@ -37,8 +39,11 @@ class BytesCodec(Protocol):
     into: bool
     """Whether :meth:`decode` fills a given buffer without a buffer of its own."""
 
-    def encode(self, content: Any) -> bytes | memoryview:
-        """Return the encoded bytes."""
+    encodes_into: bool
+    """Whether :meth:`encode` makes its bytes in a buffer that it is given, with nothing as large besides."""
+
+    def encode(self, content: Any, allocate: Allocate | None = None) -> bytes | memoryview:
+        """Return the encoded bytes; where they may be in a buffer of ``allocate``, they are its until the next call."""
 
     def decode(self, content: Any, out: Any | None = None) -> Any:
         """Return the decoded bytes: ``out`` itself, filled, where that can be, else bytes of its own."""
@@ -70,6 +75,11 @@ class ChunkCodec:
         """Whether :meth:`decode` needs no buffer besides ``out``."""
         return len(self.codecs) <= 1 and all(codec.into for codec in self.codecs)
 
+    @property
+    def encodes_into(self) -> bool:
+        """Whether :meth:`encode` holds nothing as large as the chunk but the buffer that it is given."""
+        return len(self.codecs) <= 1 and all(codec.encodes_into for codec in self.codecs)
+
     def frame(self, buffer: memoryview, shape: Sequence[int]) -> NDArray[Any]:
         """Return ``buffer`` as a chunk of ``shape`` elements whose memory order is the stored one."""
         stored_shape = tuple(shape[axis] for axis in self.axes)
@@ -89,11 +99,14 @@ class ChunkCodec:
                 raise StorageError(f"a chunk must decode to {len(out)} bytes; got {len(view)}", permanent=True)
             out[:] = view
 
-    def encode(self, elements: memoryview) -> bytes | memoryview:
-        """Return the stored bytes of a chunk whose memory is ``elements``."""
+    def encode(self, elements: memoryview, allocate: Allocate | None = None) -> bytes | memoryview:
+        """Return the stored bytes of a chunk whose memory is ``elements``.
+
+        They may lie in a buffer of ``allocate``, which is asked once at most.
+        """
         content: bytes | memoryview = elements
-        for codec in self.codecs:
-            content = codec.encode(content)
+        for number, codec in enumerate(self.codecs):
+            content = codec.encode(content, allocate if number == 0 else None)
         return content
 
 
@@ -103,11 +116,18 @@ class BloscBytes:
     into = True
 
     def __init__(self, cname: str, clevel: int, shuffle: int, blocksize: int, typesize: int) -> None:
-        self.arguments = (cname.encode(), clevel, shuffle, blocksize)
-        self.typesize = typesize
+        self.cname, self.clevel, self.shuffle = cname.encode(), clevel, shuffle
+        self.sizes = {"blocksize": blocksize, "typesize": typesize}
+        self.encodes_into = can_compress_into()
 
-    def encode(self, content: Any) -> bytes:
-        frame: bytes = blosc.compress(content, *self.arguments, typesize=self.typesize)
+    def encode(self, content: Any, allocate: Allocate | None = None) -> bytes | memoryview:
+        if allocate is not None and self.encodes_into:
+            view = memoryview(content).cast("B")
+            out = allocate(len(view) + MOST_OVERHEAD)
+            length = compress_into(view, out, cname=self.cname, clevel=self.clevel, shuffle=self.shuffle, **self.sizes)
+            if length:
+                return out[:length]
+        frame: bytes = blosc.compress(content, self.cname, self.clevel, self.shuffle, **self.sizes)
         return frame
 
     def decode(self, content: Any, out: Any | None = None) -> Any:
@@ -136,12 +156,14 @@ def blosc_size(frame: memoryview) -> int:
 class NumcodecsBytes:
     """A codec of numcodecs that maps bytes to bytes."""
 
+    encodes_into = False
+
     def __init__(self, configuration: Mapping[str, Any]) -> None:
         self.codec = numcodecs.get_codec(dict(configuration))
         self.decoded_size = {"zstd": _zstd_size, "lz4": _lz4_size}.get(configuration["id"], _unknown_size)
         self.into = self.decoded_size is not _unknown_size
 
-    def encode(self, content: Any) -> bytes | memoryview:
+    def encode(self, content: Any, _: Allocate | None = None) -> bytes | memoryview:
         encoded: bytes | memoryview = self.codec.encode(content)
         return encoded
 
@@ -188,8 +210,9 @@ class Crc32cBytes:
     """The content and its CRC-32C, four bytes, little-endian."""
 
     into = False
+    encodes_into = False
 
-    def encode(self, content: Any) -> bytes:
+    def encode(self, content: Any, _: Allocate | None = None) -> bytes:
         body = bytes(content)
         return body + crc32c(body)
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.chunkcodec import ChunkCodec, NumcodecsBytes
+from rechunk_exec.storage.objectbase import Allocate
 
 ALGORITHMS = ("zstd", "lz4", "deflate")
 """Compressed streams that CPU and GPU share."""
@@ -81,13 +82,14 @@ class DeviceBytes:
     """A codec from bytes to bytes whose stream a device decodes and encodes; ``name`` as numcodecs has it."""
 
     into = True
+    encodes_into = False
 
     def __init__(self, name: str, device: Device) -> None:
         self.name = name
         self.algorithm = _ALGORITHM_OF[name]
         self.device = device
 
-    def encode(self, content: Any) -> bytes:
+    def encode(self, content: Any, _: Allocate | None = None) -> bytes:
         view = memoryview(content).cast("B")
         stream = self.device.encode(self.algorithm, view)
         size = len(view).to_bytes(4, "little") if len(view) < 2**32 else b""

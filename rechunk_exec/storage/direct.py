@@ -199,7 +199,7 @@ class DirectWriter(UnitWriter):
         elements = self._gather(part, scratch)
         if self._may_be_left_out and is_filled(elements, self.stored.fill or b""):
             return target.leave_out()
-        return target.add(job.place, self.codec.encode(elements))
+        return target.add(job.place, self.codec.encode(elements, scratch.stored))
 
     def _gather(self, part: NDArray[Any], scratch: Scratch) -> memoryview:
         whole = part.shape == self.stored.chunk

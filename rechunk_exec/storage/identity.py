@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,13 @@ from rechunk_exec.tasks import ArrayRef
 _FILES_LOOKED_AT = 256
 _OBJECTS_LOOKED_AT = 16
 _LONGEST_TEXT = 200
+_DOCUMENTS = {2: (".zarray", ".zattrs"), 3: ("zarr.json",)}
+"""Names of an array's metadata documents, by zarr format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkStamp:
-    """A stored chunk, as its store tells of it."""
+class Stamp:
+    """A stored chunk or metadata document, as its store tells of it."""
 
     key: str
     size: int
@@ -42,8 +44,10 @@ class Fingerprint:
     """The source's path or URL."""
     source_metadata: Mapping[str, str]
     """The members of its metadata documents, as JSON; long ones by their SHA-256."""
-    source_chunks: tuple[ChunkStamp, ...]
+    source_chunks: tuple[Stamp, ...]
     """Of some chunks, spread evenly; of all where there are few."""
+    source_documents: tuple[Stamp, ...] = ()
+    """Of its metadata documents, on a local disk. Jobs of before this was looked at have none."""
     target_metadata: Mapping[str, str]
     """The members of the metadata documents that the target is to have."""
     max_mem: int
@@ -62,8 +66,10 @@ class Fingerprint:
         if with_temp:
             found += _differ("temp_store", self.temp or None, other.temp or None)
         if not found:
-            changed = set(self.source_chunks) ^ set(other.source_chunks)
-            keys = sorted({stamp.key for stamp in changed})
+            if self.source_documents:
+                documents = _changed(self.source_documents, other.source_documents)
+                found += [f"the source's {name} was written since" for name in documents]
+            keys = _changed(self.source_chunks, other.source_chunks)
             if keys:
                 found.append(f"the source's chunk {keys[0]} was written since" + _more(len(keys) - 1))
         return found
@@ -77,12 +83,13 @@ def fingerprint(
     Raises
     ------
     StorageError
-        If the source's chunks cannot be looked at.
+        If the source's chunks or metadata documents cannot be looked at.
     """
     return Fingerprint(
         source=str(source_ref),
         source_metadata=_members(source),
-        source_chunks=tuple(_stamps(source, source_ref)),
+        source_chunks=tuple(_chunk_stamps(source, source_ref)),
+        source_documents=tuple(_document_stamps(source, source_ref)),
         target_metadata=_members(target),
         max_mem=max_mem,
         temp="" if temp is None else str(temp),
@@ -123,7 +130,20 @@ def _whole_members(stored: StoredArray) -> dict[str, str]:
     return members
 
 
-def _stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[ChunkStamp]:
+def _document_stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[Stamp]:
+    """Yield the stamps of metadata files: they may be written again with the members that they had."""
+    folder = local_path(ref)
+    if folder is None or isinstance(stored.array.store, ZipStore):  # which is one file, and counted as such
+        return
+    for name in _DOCUMENTS[stored.metadata.zarr_format]:
+        yield _file_stamp(name, folder / name)
+
+
+def _changed(begun: Iterable[Stamp], now: Iterable[Stamp]) -> list[str]:
+    return sorted({stamp.key for stamp in set(begun) ^ set(now)})
+
+
+def _chunk_stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[Stamp]:
     store, folder = stored.array.store, local_path(ref)
     if isinstance(store, ZipStore):
         yield _file_stamp("", Path(store.path))
@@ -139,17 +159,17 @@ def _stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[ChunkStamp]:
                 size = -1
             except Exception as error:
                 raise StorageError(f"cannot look at {name} of {store}: {type(error).__name__}: {error}") from error
-            yield ChunkStamp(key=key, size=size, mtime_ns=0)
+            yield Stamp(key=key, size=size, mtime_ns=0)
 
 
-def _file_stamp(key: str, path: Path) -> ChunkStamp:
+def _file_stamp(key: str, path: Path) -> Stamp:
     try:
         status = path.stat()
     except FileNotFoundError:
-        return ChunkStamp(key=key, size=-1, mtime_ns=0)
+        return Stamp(key=key, size=-1, mtime_ns=0)
     except OSError as error:
         raise StorageError(f"cannot look at {path}: {error}") from error
-    return ChunkStamp(key=key, size=status.st_size, mtime_ns=status.st_mtime_ns)
+    return Stamp(key=key, size=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 def _some_keys(stored: StoredArray, most: int) -> Iterator[str]:

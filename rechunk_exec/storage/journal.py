@@ -50,9 +50,12 @@ class JobRecord:
     """When, in UTC."""
     package: str
     """Version of this package."""
+    temp_name: str = ""
+    """Of the folder of its intermediates; "" if an earlier version has begun the job."""
 
     def __post_init__(self) -> None:
         refuse_job_name(self.job)
+        refuse_job_name(self.temp_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,7 +248,7 @@ def _system() -> str:
 
 @contextmanager
 def _lock(ref: ArrayRef) -> Iterator[None]:
-    """Hold the lock of a local array, a file beside it. One that a killed process left is free.
+    """Hold the lock of a local array, a file near it. One that a killed process left is free.
 
     Where the file system knows no locks, and for other stores, this does nothing.
     """
@@ -257,19 +257,32 @@ def _lock(ref: ArrayRef) -> Iterator[None]:
         yield
         return
     real = Path(os.path.realpath(path))
-    lock = real.parent / f".rechunk_exec-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}.lock"
+    root = local_path(replace(ref, path=""))
+    lock = _lock_folder(real, root) / f".rechunk_exec-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}.lock"
     try:
         descriptor = _acquire(lock)
     except OSError as error:
         if error.errno in _TAKEN:
             raise _taken(ref) from error
-        raise StorageError(f"no lock can be made beside the target {ref}: {error}") from error
+        raise StorageError(f"no lock can be made for the target {ref}: {error}") from error
     try:
         yield
     finally:
         with suppress(FileNotFoundError):
             lock.unlink()
         os.close(descriptor)
+
+
+def _lock_folder(real: Path, root: Path | None) -> Path:
+    """Return where the lock of an array lies: outside the groups above it, as zarr warns of files that it finds in one.
+
+    Who sees groups where another driver saw none yet has another lock; of these two the claims tell.
+    """
+    store = real if root is None else Path(os.path.realpath(root))
+    folder = store.parent if store in real.parents else real.parent
+    while any((folder / name).exists() for name in ("zarr.json", ".zgroup")):
+        folder = folder.parent
+    return folder if os.access(folder, os.W_OK) else real.parent
 
 
 def _taken(ref: ArrayRef, who: str = "") -> TargetExistsError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -27,7 +28,10 @@ from rechunk_exec.storage.stores import is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
+_INSIDE = f"{PREFIX}/.temp"
+"""In the target's own folder: beside it, zarr would warn of it wherever it lists the members of a group."""
 _BESIDE = ".rechunk_exec-temp"
+"""Where jobs that were begun by an earlier version had it."""
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -42,28 +46,42 @@ def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
     return replace(ref, store=renamed)
 
 
-def temp_place(target: ArrayRef, temp: ArrayRef | None) -> ArrayRef | None:
-    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if there is no beside.
+def new_temp_name(target: ArrayRef) -> str:
+    """Return a name for the folder of a new job's intermediates; the job's record keeps it.
 
-    Its name follows from the target's, whatever way that is spelled, so that a job begun again finds what it left. A
-    target in icechunk has no beside.
+    Two machines may have targets of one path, each on its own disk, and share a temp store: so a part of it is random.
+    Where there is no record, all of it follows from the target, so that a job begun again finds what it left.
+    """
+    name = _name_in_temp(_real_place(target))
+    return f"{name}-{secrets.token_hex(4)}" if holds_documents(target) else name
+
+
+def _name_in_temp(target: ArrayRef) -> str:
+    # A live store's own text tells it from others of its kind.
+    return f"rechunk_exec-{hashlib.sha256(f'{target.store}/{target.path}'.encode()).hexdigest()[:12]}"
+
+
+def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str) -> ArrayRef | None:
+    """Return the folder of a job's intermediates: in ``temp``, or in the target's own; None if there is no place.
+
+    ``name`` is what the job's record says; "" for one of an earlier version. A target in icechunk has no place in it.
     """
     target = _real_place(target)
     if temp is not None:
-        # A live store's own text tells it from others of its kind.
-        digest = hashlib.sha256(f"{target.store}/{target.path}".encode()).hexdigest()[:12]
-        if not holds_documents(temp):
-            raise PlanError(
-                f"intermediates do not go to icechunk, which would hold them for ever; got the temp_store {temp}; "
-                "give a folder or a URL"
-            )
-        return child(temp, f"rechunk_exec-{digest}")
-    if not holds_documents(target):
+        return child(temp, name or _name_in_temp(target))
+    if not holds_documents(target) or not (target.path or isinstance(target.store, str)):
         return None
-    # No digest: who moves or copies the target with what is beside it can go on there.
+    # The same for all: who moves or copies the target can go on there.
+    if name:
+        return child(target, _INSIDE)
     if target.path:
         return replace(target, path=target.path + _BESIDE)
-    return replace(target, store=target.store + _BESIDE) if isinstance(target.store, str) else None
+    return replace(target, store=f"{target.store}{_BESIDE}")
+
+
+def is_inside(place: ArrayRef, target: ArrayRef) -> bool:
+    """Whether a folder of intermediates is in the target's own."""
+    return place == child(_real_place(target), _INSIDE)
 
 
 def _real_place(ref: ArrayRef) -> ArrayRef:
@@ -202,6 +220,8 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
 
 def refuse_foreign_temp(place: ArrayRef) -> None:
     """Raise :class:`TargetExistsError` if the folder of intermediates holds something, and is not marked as ours."""
+    if not holds_documents(place):  # a fork of an icechunk session, which nobody else has
+        return
     try:
         taken = _read_mark(place) is None and _occupant(place) is not None and not _holds_half_a_mark(place)
     except (OSError, ValueError) as error:
@@ -217,7 +237,8 @@ def mark_temp(place: ArrayRef, target: ArrayRef, *jobs: str) -> None:
     """
     refuse_foreign_temp(place)
     text = "\n".join((*jobs, str(target)))
-    put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, text.encode())
+    if holds_documents(place):
+        put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, text.encode())
 
 
 def is_temp_of(place: ArrayRef, job: str) -> bool:
@@ -226,6 +247,8 @@ def is_temp_of(place: ArrayRef, job: str) -> bool:
     Its place follows from the target's alone. Where another target was moved away and back, the intermediates that are
     there may be another job's: of the same sizes, and with other values.
     """
+    if not holds_documents(place):
+        return True
     mark = _read_mark(place)
     return mark is not None and job in mark.splitlines()
 
@@ -248,6 +271,8 @@ def _is_partial(name: str, of: str) -> bool:
 
 def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
     """Remove the named intermediates and the mark, and the folder if that leaves it empty."""
+    if not holds_documents(place):
+        return
     for name in names:
         remove_array(child(place, name))
     remove_partials(place)

@@ -31,9 +31,27 @@ if TYPE_CHECKING:
     from rechunk_exec.storage.stored import StoredArray
 
 
+class SessionPlace:
+    """What stands for a session's store in the stages of one job: it pickles as an :class:`IcechunkFork`."""
+
+    @property
+    def store(self) -> IcechunkStore:
+        """The store that tasks of this process use."""
+        raise NotImplementedError
+
+    @property
+    def loss_in_copies(self) -> str:
+        """What keeps other processes from the repository, or ""."""
+        raise NotImplementedError
+
+    def done(self, index: int) -> None:
+        """Note a task that has written to the store itself."""
+        raise NotImplementedError
+
+
 def session_store(store: object) -> Store | None:
     """Return the zarr store of an icechunk session, or an icechunk store itself; None for anything else."""
-    if isinstance(store, IcechunkTarget):
+    if isinstance(store, SessionPlace | IcechunkFork):
         return store.store
     if "icechunk" not in sys.modules:  # then there is no such object
         return None
@@ -62,9 +80,9 @@ def hidden_from_processes(ref: ArrayRef) -> str | None:
     """Return why other processes could not use an icechunk store, or "" if they can; None for any other store."""
     if isinstance(ref.store, IcechunkFork):
         return ""
-    if isinstance(ref.store, IcechunkTarget):
+    if isinstance(ref.store, SessionPlace):
         return ref.store.loss_in_copies
-    session = _session_of(ref.store)
+    session = session_of(ref.store)
     if session is None:
         return None
     if not session.read_only:
@@ -72,7 +90,7 @@ def hidden_from_processes(ref: ArrayRef) -> str | None:
             "a writable session is seen in its own process only; for a source, give the store of a read-only session "
             "(Repository.readonly_session)"
         )
-    return _loss_in_copies(session)
+    return loss_in_copies(session)
 
 
 def session_target(target: ArrayRef, zarr_format: int) -> IcechunkTarget | None:
@@ -85,7 +103,7 @@ def session_target(target: ArrayRef, zarr_format: int) -> IcechunkTarget | None:
     StorageError
         If the session cannot be committed, or has changes of somebody else.
     """
-    session = _session_of(target.store)
+    session = session_of(target.store)
     if session is None:
         return None
     if zarr_format != 3:
@@ -95,7 +113,7 @@ def session_target(target: ArrayRef, zarr_format: int) -> IcechunkTarget | None:
     return IcechunkTarget(target, session)
 
 
-class IcechunkTarget:
+class IcechunkTarget(SessionPlace):
     """A writable session, as the target of one job.
 
     Parameters
@@ -106,7 +124,8 @@ class IcechunkTarget:
     """
 
     def __init__(self, target: ArrayRef, session: Session) -> None:
-        self.store: IcechunkStore = session.store
+        self._store: IcechunkStore = session.store
+        self._loss_in_copies: str | None = None
         self._target = target
         self._session = session
         self._fork: bytes | None = None
@@ -114,12 +133,18 @@ class IcechunkTarget:
         self._complete = False
         self._done: set[int] = set()
         self._branch = session.branch
-        self._refuse_unfit()
+        refuse_unfit(session, f"target {target}")
 
-    @cached_property
+    @property
+    def store(self) -> IcechunkStore:
+        return self._store
+
+    @property
     def loss_in_copies(self) -> str:
         """What keeps other processes from the repository, or "". Asked before anything is written."""
-        return _loss_in_copies(self.store.session)
+        if self._loss_in_copies is None:
+            self._loss_in_copies = loss_in_copies(self._store.session)
+        return self._loss_in_copies
 
     @contextmanager
     def job(self) -> Iterator[None]:
@@ -130,7 +155,7 @@ class IcechunkTarget:
         StorageError
             If the session has changes of somebody else by now, which are left as they are.
         """
-        self._refuse_unfit()
+        refuse_unfit(self._session, f"target {self._target}")
         try:
             yield
         finally:
@@ -206,40 +231,24 @@ class IcechunkTarget:
         """What is left of a job that failed, for people."""
         return f"nothing was committed to branch {self._branch!r}, and the session's changes were discarded"
 
-    def _refuse_unfit(self) -> None:
-        from icechunk.session import ForkSession
-
-        session = self._session
-        problem = remedy = ""
-        if isinstance(session, ForkSession):
-            problem, remedy = "is a fork, which cannot be committed", "give the session that it was forked from"
-        elif session.read_only:
-            problem, remedy = (
-                "is read only, as each is once committed",
-                "open another with Repository.writable_session",
-            )
-        elif session.has_uncommitted_changes:
-            problem = "has uncommitted changes, which the job would commit, or discard if it failed"
-            remedy = "commit or discard them, and give a new session"
-        if problem:
-            raise StorageError(
-                f"an icechunk target needs a writable session with no changes; the one of {self._target} {problem}; "
-                f"{remedy}"
-            )
-
     def __reduce__(self) -> tuple[type[IcechunkFork], tuple[bytes | None]]:
         if self._made and self._fork is None:
             self._fork = pickle.dumps(self._session.fork())
         return IcechunkFork, (self._fork,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IcechunkFork:
-    """What another process has of an :class:`IcechunkTarget`."""
+    """What another process has of a :class:`SessionPlace`."""
 
     base: bytes | None = field(repr=False)
     """The pickle of a fork of the session, with the array made in it; None if that is not made yet. It says how to get
     at the repository, with what credentials it was opened with, so it is shown nowhere."""
+
+    @cached_property
+    def store(self) -> IcechunkStore:
+        """The store of one copy, to read from."""
+        return self.open().store
 
     def open(self) -> Session:
         """Return a copy of the fork, which holds no changes but those of who asks."""
@@ -260,17 +269,36 @@ def run_with_changes(run: Callable[[CopyTask], TaskResult], task: CopyTask) -> T
         result = run(replace(task, target=replace(task.target, store=session.store)))
         return replace(result, changes=pickle.dumps(session))
     result = run(task)
-    if isinstance(place, IcechunkTarget):
+    if isinstance(place, SessionPlace):
         place.done(task.index)
     return result
 
 
-def _session_of(store: object) -> Session | None:
+def refuse_unfit(session: Session, what: str) -> None:
+    """Raise :class:`StorageError` unless a session can be written, and has no changes; ``what`` it is, for people."""
+    from icechunk.session import ForkSession
+
+    problem = remedy = ""
+    if isinstance(session, ForkSession):
+        problem, remedy = "is a fork, which cannot be committed or forked", "give the session that it was forked from"
+    elif session.read_only:
+        problem, remedy = "is read only, as each is once committed", "open another with Repository.writable_session"
+    elif session.has_uncommitted_changes:
+        problem = "has uncommitted changes, which the job would commit, or discard if it failed"
+        remedy = "commit or discard them, and give a new session"
+    if problem:
+        raise StorageError(
+            f"a job needs a writable icechunk session with no changes; the one of the {what} {problem}; {remedy}"
+        )
+
+
+def session_of(store: object) -> Session | None:
+    """Return the icechunk session that a store is of; None for any other store."""
     there: Any = session_store(store)
     return None if there is None else there.session
 
 
-def _loss_in_copies(session: Session) -> str:
+def loss_in_copies(session: Session) -> str:
     """Return what keeps a copy of a session from what is stored, or ""."""
     try:
         copy: Session = pickle.loads(pickle.dumps(session if session.read_only else session.fork()))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec import storage
-from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers
+from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.digest import Words, grid_digests
 from rechunk_exec.errors import StorageError
@@ -173,7 +173,7 @@ class Summing:
         self._lock = threading.Lock()
         self._readers: dict[int, UnitReader] = {}
         self._memory = BufferPool()
-        self._scratches: list[ScratchBuffers] = []
+        self._scratches = ScratchPool()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Summing, (self._arrays, self._asked)
@@ -187,7 +187,7 @@ class Summing:
         def add(number: int, scratch: ScratchBuffers) -> None:
             self._add_piece(number, reader, _Adding(self._arrays[work.array], done, lock), scratch)
 
-        with self._borrowed(work.threads) as scratches:
+        with self._scratches.borrow(work.threads) as scratches:
             if work.threads == 1:
                 drain(work.pieces, add, scratches, None)
             else:
@@ -244,23 +244,12 @@ class Summing:
             return self._readers[array]
 
     @contextmanager
-    def _borrowed(self, count: int) -> Iterator[list[ScratchBuffers]]:
-        with self._lock:
-            taken = [self._scratches.pop() if self._scratches else ScratchBuffers() for _ in range(count)]
-        try:
-            yield taken
-        finally:
-            with self._lock:
-                self._scratches.extend(taken)
-
-    @contextmanager
     def _elements(self, box: Box, stored: storage.StoredArray, pieces: Pieces) -> Iterator[NDArray[Any]]:
         if not stored.fixed_size or not stored.dtype.itemsize:
             yield np.empty(box.shape, stored.dtype)
             return
-        size = box.size * stored.dtype.itemsize
         with self._memory.borrow(pieces.piece_bytes) as memory:
-            yield np.frombuffer(memory[:size], np.uint8).view(stored.dtype).reshape(box.shape)
+            yield elements_on(memory, box.shape, stored.dtype)
 
 
 @dataclass(frozen=True, slots=True)

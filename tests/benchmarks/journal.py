@@ -4,8 +4,9 @@
 
 Tasks wait until they have taken ``--task-ms`` each, so that the machine's drift in encoding does not hide a cost of
 microseconds a task, and the serial executor runs one after the other. ``with`` is the job as users run it; ``without``
-has a keeper that beats but writes no results. ``records`` has the tasks write their results by themselves, as those of
-a plain function do. The table shows seconds and their ratio to ``without``, by medians and for each round's pair, and
+has a keeper that beats but writes no results. ``function`` is a plain function as executor, whose tasks run in the
+driver's process; ``records`` is one whose tasks write their results by themselves, as those do that a function runs in
+other processes. The table shows seconds and their ratio to ``without``, by medians and for each round's pair, and
 the processor time of the journal's own calls, as a part of the ``--task-ms`` of all tasks: what the journal would cost
 if nothing of it ran beside the tasks. The second is the one to trust on a machine that others use too.
 """
@@ -27,10 +28,11 @@ import zarr
 
 import rechunk_exec as rx
 from rechunk_exec import job, keeper
+from rechunk_exec.copy import noting
 from rechunk_exec.executors import SerialExecutor
 from rechunk_exec.storage import Journal
 
-WAYS = ("without", "with", "records")
+WAYS = ("without", "with", "function", "records")
 OF_THE_JOURNAL = (
     (Journal, "begin"),
     (Journal, "add"),
@@ -39,6 +41,7 @@ OF_THE_JOURNAL = (
     (Journal, "forget"),
     (Journal, "finish"),
     (keeper.Keeper, "__call__"),
+    (keeper.Keeper, "take"),
 )
 """Methods that are of the journal, and do not call each other but for ``merge``, whose ``add`` counts twice."""
 
@@ -85,7 +88,7 @@ def run_one(folder: Path, way: str, tasks: int, seconds: float) -> tuple[float, 
     timed = TimedTasks(seconds)
     executor: Any = SerialExecutor()
     executor.task_function = timed
-    if way == "records":
+    if way in {"function", "records"}:
 
         def executor(stages: Sequence[Any]) -> None:
             for stage in stages:
@@ -103,6 +106,8 @@ def run_one(folder: Path, way: str, tasks: int, seconds: float) -> tuple[float, 
     with ExitStack() as patches:
         if way == "without":
             patches.enter_context(mock.patch.object(job, "Keeper", without))
+        if way == "records":
+            patches.enter_context(mock.patch.object(noting, "_notebook", return_value=None))
         calls = [patches.enter_context(Metered(*call)) for call in OF_THE_JOURNAL]
         planned.execute()
     spent = time.perf_counter() - began, sum(call.seconds for call in calls)

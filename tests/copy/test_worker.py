@@ -276,13 +276,13 @@ def test_a_failure_while_writing_leaves_no_parts_and_no_open_files(
     lock = threading.Lock()
     real = ChunkCodec.encode
 
-    def encode(self: ChunkCodec, elements: memoryview) -> Any:
+    def encode(self: ChunkCodec, elements: memoryview, allocate: Any) -> Any:
         with lock:
             count[0] += 1
             number = count[0]
         if number == failing + 1:
             raise MemoryError("no more")
-        return real(self, elements)
+        return real(self, elements, allocate)
 
     worker.run(stage[0])
     before = open_descriptors()
@@ -432,10 +432,10 @@ def test_buffers_are_kept_from_task_to_task(tmp_path: Path) -> None:
     for task in stage:
         worker.run(task)
     assert len(worker._regions._free) == 1
-    assert len(worker._scratches) == 2
+    assert len(worker._scratches._free) == 2
     worker.release()
     assert worker._regions._free == []
-    assert worker._scratches == []
+    assert worker._scratches._free == []
     assert worker._pairs == {}
 
 

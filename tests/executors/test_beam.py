@@ -24,9 +24,9 @@ import zarr
 
 import rechunk_exec as rx
 from rechunk_exec.errors import MissingExtraError, PlanError, RechunkError, StorageError, TaskError
-from rechunk_exec.executors import BeamExecutor, available_cores, beam, executor_named, resolve
+from rechunk_exec.executors import BeamExecutor, available_cores, beam, beamrun, beamtransform, executor_named, resolve
 from rechunk_exec.executors import worker_shape as shape_of
-from rechunk_exec.executors.records import RangeWork
+from rechunk_exec.executors.rangework import RangeWork
 from rechunk_exec.executors.sight import Landmarks
 from rechunk_exec.results import OVERRUN_BYTES, Event
 from rechunk_exec.storage import Journal
@@ -115,8 +115,9 @@ def test_a_job_of_two_stages(way: tuple[str, Make], tmp_path: Path, folder: Path
     assert {(r.stage, r.index): r.attempts for r in job.report.results if r.attempts > 1} == {(0, 3): 3, (1, 2): 2}
 
     assert events[0] == Event(kind="start", total=len(tasks))
-    assert sorted((event.stage, event.index) for event in events[1:]) == tasks
-    assert {event.result for event in events[1:]} == set(job.report.results)
+    told_of = {kind: sorted((e.stage, e.index) for e in events if e.kind == kind) for kind in ("task", "retry")}
+    assert told_of == {"task": tasks, "retry": [(0, 3), (0, 3), (1, 2)]}
+    assert {event.result for event in events if event.kind == "task"} == set(job.report.results)
 
     by_process = told_by_process(told)
     assert all(most_at_once(entries) == 1 for entries in by_process.values()), "max_mem is for one task at once"
@@ -230,14 +231,14 @@ def test_a_stage_of_14_million_tasks_sends_little() -> None:
     apache_beam: Any = needed_module("apache_beam")
     pickler: Any = needed_module("apache_beam.internal.pickler")
     stage = make_stage(0, 14_000_000)
-    ranges = list(beam._Split(len(stage), counted=False).ranges(0))
+    ranges = list(beamtransform._Split(len(stage), counted=False).ranges(0))
     assert len(ranges) <= 4096
     assert [first for first, _ in ranges[1:]] == [stop for _, stop in ranges[:-1]]
     assert (ranges[0][0], ranges[-1][1]) == (0, 14_000_000)
-    coder = apache_beam.coders.registry.get_coder(beam.Range)
+    coder = apache_beam.coders.registry.get_coder(beamtransform.Range)
     assert max(len(coder.encode(numbers)) for numbers in ranges) < 64
-    few = beam._Copy(RangeWork(stage=make_stage(0, 1), run="run", landmarks=Landmarks.of([])))
-    many = beam._Copy(RangeWork(stage=stage, run="run", landmarks=Landmarks.of([])))
+    few = beamtransform._Copy(RangeWork(stage=make_stage(0, 1), run="run", landmarks=Landmarks.of([])))
+    many = beamtransform._Copy(RangeWork(stage=stage, run="run", landmarks=Landmarks.of([])))
     assert abs(len(pickler.dumps(many)) - len(pickler.dumps(few))) < 100
     assert len(pickler.dumps(many)) < 8000
 
@@ -283,7 +284,7 @@ def test_in_a_pipeline_of_ones_own(tmp_path: Path) -> None:
     metrics: list[Any] = []
 
     def in_my_pipeline(stages: Sequence[Stage]) -> None:
-        pipeline = apache_beam.Pipeline(runner=beam._LOCAL_RUNNER, options=options.PipelineOptions([]))
+        pipeline = apache_beam.Pipeline(runner=beamrun._LOCAL_RUNNER, options=options.PipelineOptions([]))
         before = pipeline | apache_beam.Create([1, 2]) | apache_beam.Map(Witness(seen, "before").see)
         copied = before | "copy" >> beam.StagedCopy(stages)
         _ = copied | "after" >> apache_beam.Map(Witness(seen, "after").see)
@@ -327,7 +328,7 @@ def test_a_failed_task_fails_a_pipeline_of_ones_own(tmp_path: Path, folder: Path
 
     def in_my_pipeline(stages: Sequence[Stage]) -> None:
         options = apache_beam.options.pipeline_options.PipelineOptions([])
-        with apache_beam.Pipeline(runner=beam._LOCAL_RUNNER, options=options) as pipeline:
+        with apache_beam.Pipeline(runner=beamrun._LOCAL_RUNNER, options=options) as pipeline:
             _ = pipeline | beam.StagedCopy(stages, task_function=ToldCopy(folder, fails={(0, 1): 99}))
 
     with pytest.raises(RechunkError, match="all tasks must be done; one failed") as caught:
@@ -410,9 +411,9 @@ def test_shapes_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (shape.tasks_per_worker, shape.cores_per_worker) == (3, 5)
     options_of: Any = needed_module("apache_beam.options.pipeline_options")
     monkeypatch.setattr(sys, "argv", ["program", "--runner=PrismRunner"])  # of the program, not of Beam
-    assert BeamExecutor()._runner == beam._LOCAL_RUNNER
-    assert BeamExecutor(options=options_of.PipelineOptions(["--runner=PrismRunner"]))._runner == "PrismRunner"
-    assert BeamExecutor("DirectRunner")._runner == beam._LOCAL_RUNNER
+    assert BeamExecutor()._runner.runner == beamrun._LOCAL_RUNNER
+    assert BeamExecutor(options=options_of.PipelineOptions(["--runner=PrismRunner"]))._runner.runner == "PrismRunner"
+    assert BeamExecutor("DirectRunner")._runner.runner == beamrun._LOCAL_RUNNER
 
 
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:

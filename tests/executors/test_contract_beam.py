@@ -1,41 +1,65 @@
-"""Beam keeps the contract of every executor, on its local runner and on Prism."""
+"""Beam keeps the contract of every executor: on its local runner, in one process and in several, and on Prism."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import pytest
 
 from rechunk_exec.executors import BeamExecutor
 from rechunk_exec.testing import ExecutorContract
 from tests.conftest import needed_module
-from tests.executors.beamrunners import prism_binary
+from tests.executors.beamrunners import ROOT, runner_named
 
 Options = Iterable[Callable[[], object]]
 
+pytestmark = [
+    # Beam's own: it leaves the output of Prism, which it stops, to the collector of garbage.
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
 
 class OnBeam(ExecutorContract):
-    runner: ClassVar[str | None] = None
+    runner: ClassVar[str]
+    """By its name in :func:`tests.executors.beamrunners.runner_named`."""
     exceptions: ClassVar[Mapping[str, str]] = {
-        "test_retries_are_told": "they happen on the workers: the report counts them, and no event tells of one"
+        "test_retries_are_told": "they happen on the workers: events tell of them when the task is done, and not why"
     }
+    make: ClassVar[Callable[..., BeamExecutor]]
 
-    def flags(self) -> list[str]:
-        return []
-
-    def make_executor(self) -> BeamExecutor:
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def running(cls) -> Iterator[None]:
         needed_module("apache_beam")
-        return BeamExecutor(self.runner, self.flags())
+        with ExitStack() as stack:
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setenv("PYTHONPATH", str(ROOT))  # for worker processes
+            cls.make = staticmethod(stack.enter_context(runner_named(cls.runner)))
+            yield
+
+    def make_executor(self) -> Any:
+        return self.make()
 
     def wrong_options(self) -> Options:
         return [lambda: BeamExecutor(3), lambda: BeamExecutor(options=3)]
 
 
 class TestInMemory(OnBeam):
-    pass
+    runner = "memory"
+
+
+class TestInProcesses(OnBeam):
+    runner = "processes"
 
 
 class TestPrism(OnBeam):
-    runner = "PrismRunner"
+    runner = "prism"
 
-    def flags(self) -> list[str]:
-        return [f"--prism_location={prism_binary()}"]
+
+class TestPrismService(OnBeam):
+    """A job service in a process of its own, which gets the pipeline as a Flink job server does."""
+
+    runner = "service"

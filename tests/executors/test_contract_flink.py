@@ -14,7 +14,7 @@ from tests.executors.flink_cluster import held_gateway, running_flink
 
 class TestFlink(ExecutorContract):
     exceptions: ClassVar[Mapping[str, str]] = {
-        "test_retries_are_told": "they happen on the workers: the report counts them, and no event tells of one"
+        "test_retries_are_told": "they happen on the workers: events tell of them when the task is done, and not why"
     }
     address: ClassVar[str]
 

@@ -157,7 +157,7 @@ def test_workers_that_do_not_see_the_arrays(
 ) -> None:
     elsewhere = Landmarks(paths=(str(tmp_path / "not-mounted"),), arrays=())
     monkeypatch.setattr(Landmarks, "of", lambda stages: elsewhere)
-    with pytest.raises(RechunkError, match=r"StorageError: workers of Flink must see the arrays.*not-mounted"):
+    with pytest.raises(RechunkError, match=r"StorageError: workers must see the arrays.*not-mounted"):
         plan(FlinkExecutor(cluster.address, workers=1)).execute()
 
 

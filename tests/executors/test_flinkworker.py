@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from rechunk_exec.errors import RechunkError, StorageError
 from rechunk_exec.executors import sight
 from rechunk_exec.executors.flink import ranges_of
 from rechunk_exec.executors.flinkworker import RangeWorker
+from rechunk_exec.executors.rangework import RangeWork
 from rechunk_exec.executors.sight import Landmarks
 from rechunk_exec.results import TaskResult
 from rechunk_exec.storage import Journal
@@ -55,15 +57,14 @@ def journal(tmp_path: Path) -> Journal:
 
 @pytest.fixture
 def make(tmp_path: Path, journal: Journal) -> Make:
-    def make(function: Tries, *, stage: Stage | None = None, attempt: int = 0) -> RangeWorker:
-        worker = RangeWorker(
-            function=function,
-            stage=replace(stage or make_stage(1, 20), job="job"),
-            journal=ArrayRef(store=str(tmp_path / "t.zarr")),
+    def make(function: Tries, *, stage: Stage | None = None, attempt: int = 0, **fields: Any) -> RangeWorker:
+        work = RangeWork(
+            stage=replace(stage or make_stage(1, 20), job="job", journal=ArrayRef(store=str(tmp_path / "t.zarr"))),
+            run=fields.pop("run", str(tmp_path)),
             landmarks=Landmarks(paths=(str(tmp_path),), arrays=()),
-            versions=sight.versions(),
-            cores=None,
+            function=function,
         )
+        worker = RangeWorker(work=replace(work, **fields), cores=None)
         worker.open(Context(attempt))
         return worker
 
@@ -121,7 +122,7 @@ def test_what_cannot_get_better_is_not_tried_again(make: Make, journal: Journal)
 def test_a_worker_stops_where_another_has_failed(make: Make) -> None:
     first, second = Tries({0: [OSError("x")] * 3}), Tries()
     make(first).process_element((0, 1), None)
-    make(second).process_element((1, 20), None)
+    make(second, run="in another process").process_element((1, 20), None)
     assert second.tried == []
 
 
@@ -136,17 +137,14 @@ def test_another_attempt_passes_over_what_was_noted(make: Make, journal: Journal
 
 
 def test_a_worker_that_does_not_see_the_arrays(make: Make, tmp_path: Path) -> None:
-    worker = make(Tries())
-    worker.landmarks = Landmarks(paths=(str(tmp_path / "elsewhere"),), arrays=())
+    blind = Landmarks(paths=(str(tmp_path / "elsewhere"),), arrays=())
     with pytest.raises(StorageError, match=r"must see the arrays.*elsewhere: it does not exist there"):
-        worker.open(Context())
+        make(Tries(), landmarks=blind)
 
 
 def test_a_worker_of_another_version(make: Make) -> None:
-    worker = make(Tries())
-    worker.versions = {**sight.versions(), "rechunk_exec": "99.0"}
     with pytest.raises(RechunkError, match=r"99\.0"):
-        worker.open(Context())
+        make(Tries(), versions={**sight.versions(), "rechunk_exec": "99.0"})
 
 
 def test_what_travels_does_not_grow_with_the_tasks(make: Make) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ import rechunk_exec as rx
 from rechunk_exec.copy import finished_results
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors import FunctionExecutor, staged_copy, worker_shape
-from rechunk_exec.results import Event
+from rechunk_exec.results import Event, TaskResult
+from rechunk_exec.storage import Journal
 from rechunk_exec.tasks import Stage
 
 SHAPE = (16, 24, 24)
@@ -68,6 +72,83 @@ def test_a_function_runs_a_job(plan: Plan, tmp_path: Path) -> None:
     assert [event.kind for event in events[1:]] == ["task"] * total
     assert job.report.bytes_written == 2 * VALUES.nbytes
     assert finished_results(job.stages) == list(job.report.results), "they are in the target's journal"
+
+
+class Documents:
+    """Counts the documents of results that are written in this process, while a test lasts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of_one = self.of_many = 0
+        plain = Journal.add
+
+        def add(journal: Journal, results: Iterable[TaskResult], **options: Any) -> None:
+            held = list(results)
+            self.of_one += len(held) == 1
+            self.of_many += len(held) > 1
+            plain(journal, held, **options)
+
+        monkeypatch.setattr(Journal, "add", add)
+
+
+def run_in_threads(stages: Sequence[Stage]) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for stage in stages:
+            list(pool.map(rx.run_task, stage))
+
+
+def run_in_forks(stages: Sequence[Stage]) -> None:
+    # Forks have a copy of all that the driver's process holds, its notebook too.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that a process of several threads is forked
+        for stage in stages:
+            for task in stage:
+                process = multiprocessing.get_context("fork").Process(target=rx.run_task, args=(task,))
+                process.start()
+                process.join(60)
+                assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("function", [run_all, run_in_threads])
+def test_tasks_of_the_drivers_process_write_no_document_each(
+    function: Callable[[Sequence[Stage]], object], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rechunk_exec.keeper.WRITE_S", 1000.0)
+    job = plan(function)
+    written = Documents(monkeypatch)
+    assert np.array_equal(job.execute()[:], VALUES)
+    assert (written.of_one, written.of_many) == (0, 1)
+    assert finished_results(job.stages) == list(job.report.results)  # type: ignore[union-attr]
+
+
+def test_tasks_of_forks_write_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source.zarr"
+    zarr.create_array(source, shape=SHAPE, chunks=(1, 24, 24), dtype="f4")[:] = VALUES
+    job = rx.rechunk(source, (16, 12, 12), "1MB", tmp_path / "target.zarr", executor=run_in_forks, progress=False)
+    written = Documents(monkeypatch)
+    assert np.array_equal(job.execute()[:], VALUES)
+    assert (written.of_one, written.of_many) == (0, 0), "in this process"
+
+
+def test_what_was_done_before_a_failure_is_not_done_again(plan: Plan, tmp_path: Path) -> None:
+    def failing(stages: Sequence[Stage]) -> None:
+        for task in list(stages[0])[:3]:
+            rx.run_task(task)
+        raise LookupError("mine")
+
+    with pytest.raises(RechunkError, match="3 of"):
+        plan(failing).execute()
+    job = rx.rechunk(
+        tmp_path / "source.zarr",
+        (16, 4, 4),
+        "20kB",
+        tmp_path / "target.zarr",
+        executor=run_all,
+        mode="resume",
+        progress=False,
+    )
+    assert np.array_equal(job.execute()[:], VALUES)
+    assert job.report is not None
+    assert job.report.tasks == job.plan.tasks - 3
 
 
 def test_tasks_may_run_twice(plan: Plan) -> None:

@@ -67,7 +67,8 @@ def test_names_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "entry_points", lambda *, group: points if group == registry.ENTRY_POINTS else [])
     assert isinstance(resolve("mine"), ThreadsExecutor)
     assert isinstance(resolve("serial"), SerialExecutor), "built-in names come first"
-    assert known_names() == ("serial", "python", "threads", "processes", "dask", "beam", "flink", "gpu", "mine")
+    built_in = ("serial", "python", "threads", "processes", "dask", "beam", "flink", "gpu", "batch")
+    assert known_names() == (*built_in, "mine")
     with pytest.raises(PlanError, match="mine"):
         resolve("yours")
 

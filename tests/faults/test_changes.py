@@ -55,6 +55,12 @@ def chunk_touched(folder: Path) -> None:
     os.utime(path, ns=(later, later))
 
 
+def metadata_touched(folder: Path) -> None:
+    path = folder / "source" / "zarr.json"
+    later = path.stat().st_mtime_ns + 1_000_000_000
+    os.utime(path, ns=(later, later))
+
+
 def chunk_removed(folder: Path) -> None:
     (folder / "source" / "c" / "23" / "0" / "0").unlink()
 
@@ -94,12 +100,13 @@ def replaced_by_other_chunks(folder: Path) -> None:
 CHANGES: list[tuple[Callable[[Path], None], str]] = [
     (chunk_rewritten, "the source's chunk c/5/0/0 was written since"),
     (chunk_touched, "the source's chunk c/5/0/0 was written since"),
+    (metadata_touched, "the source's zarr.json was written since"),
     (chunk_removed, "the source's chunk c/23/0/0 was written since"),
     (attribute_changed, 'the source\'s attributes: .*"m".* then, .*"cm".* now'),
     (attribute_added, "the source's attributes: .*new"),
     (fill_value_changed, "the source's fill_value: 0.0 then, 4.0 now"),
     (grown, r"the source's shape: \[24,24,20\] then, \[30,24,20\] now"),
-    (replaced, "the source's chunk c/0/0/0 was written since, and 23 more"),
+    (replaced, "the source's zarr.json was written since; the source's chunk c/0/0/0 was written since, and 23 more"),
     (replaced_by_another_dtype, 'the source\'s data_type: "float32" then, "int32" now'),
     (replaced_by_other_chunks, "the source's chunk_grid: "),
 ]
@@ -197,7 +204,8 @@ def test_intermediates_of_another_job_that_had_the_same_name_are_not_taken_for_i
         job = wanted(tmp_path, source=tmp_path / name)
         assert_exact(job.execute(), zarr.open_array(tmp_path / name, mode="r"))
         assert job.report is not None
-        assert sum(result.stage == 1 for result in job.report.results) == SECOND - 2
+        stages = [result.stage for result in job.report.results]
+        assert stages == [1] * (SECOND - 2), "each has its own, and none made the other's anew"
         (tmp_path / "target").rename(tmp_path / f"target of {name}")
     assert list((tmp_path / "temp").iterdir()) == []
 
@@ -213,25 +221,47 @@ def test_a_target_goes_on_where_it_was_moved_or_copied_to(
 ) -> None:
     source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
     stop_after(FIRST + 5, begun_beside(tmp_path, "target", "fail"))
-    endings = ["", ".rechunk_exec-temp"] if with_intermediates else [""]
-    for ending in endings:
-        old, new = tmp_path / f"target{ending}", tmp_path / f"new{ending}"
-        if copied:
-            shutil.copytree(old, new)
-        else:
-            old.rename(new)
+    if copied:
+        shutil.copytree(tmp_path / "target", tmp_path / "new")
+    else:
+        (tmp_path / "target").rename(tmp_path / "new")
+    if not with_intermediates:
+        shutil.rmtree(tmp_path / "new" / ".rechunk_exec" / ".temp")
     job = begun_beside(tmp_path, "new", "resume")
     assert_exact(job.execute(), source)
     assert job.report is not None
     stages = [result.stage for result in job.report.results]
     assert stages.count(1) == SECOND - 5
     assert (stages.count(0) == 0) is with_intermediates
-    assert not (tmp_path / "new.rechunk_exec-temp").exists()
+    assert not (tmp_path / "new" / ".rechunk_exec" / ".temp").exists()
     if copied:
         again = begun_beside(tmp_path, "target", "resume")
         assert_exact(again.execute(), source)
         assert again.report is not None
         assert again.report.tasks == SECOND - 5
+
+
+@pytest.mark.parametrize("in_temp_store", [False, True])
+def test_a_job_that_an_earlier_version_has_begun_goes_on(in_temp_store: bool, tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
+    changed = {"temp_store": tmp_path / "temp"} if in_temp_store else {}
+    stop_after(FIRST + 5, begun_beside(tmp_path, "target", "fail", **changed))
+    record = tmp_path / "target" / ".rechunk_exec" / "job.json"
+    document = json.loads(record.read_text())
+    name = document.pop("temp_name")
+    old = tmp_path / "target.rechunk_exec-temp"
+    if in_temp_store:
+        old = tmp_path / "temp" / name.rpartition("-")[0]
+        (tmp_path / "temp" / name).rename(old)
+        document["fingerprint"]["temp"] = document["fingerprint"]["temp"].replace(name, old.name)
+    else:
+        (tmp_path / "target" / ".rechunk_exec" / ".temp").rename(old)
+    record.write_text(json.dumps(document))
+    job = begun_beside(tmp_path, "target", "resume", **changed)
+    assert_exact(job.execute(), source)
+    assert job.report is not None
+    assert [result.stage for result in job.report.results] == [1] * (SECOND - 5)
+    assert not old.exists()
 
 
 def test_a_target_goes_on_under_another_spelling_of_its_path(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ def make_repository(tmp_path: Path, folder: str = "repository", **options: Any) 
     return made
 
 
+@pytest.fixture
+def repo(tmp_path: Path) -> Any:
+    return make_repository(tmp_path)
+
+
 def open_repository(tmp_path: Path) -> Any:
     """What :func:`make_repository` has made, opened again."""
     icechunk: Any = needed_module("icechunk")
@@ -58,6 +63,11 @@ def make_source(tmp_path: Path) -> ZarrArray:
     return make_array(
         tmp_path / "source", SHAPE, (1, 24, 30), attributes={"unit": "m"}, dimension_names=["t", "y", "x"]
     )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ZarrArray:
+    return make_source(tmp_path)
 
 
 def messages(repo: Any) -> list[str]:

@@ -29,27 +29,19 @@ from tests.storage.repositories import (
     SECOND,
     Make,
     make_repository,
-    make_source,
     memory_repository,
     messages,
     names,
     nothing_is_committed,
     one_stage,
+    repo,
+    source,
     two_stages,
     values,
 )
 from tests.values import position_values, same_bits
 
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Any:
-    return make_repository(tmp_path)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> ZarrArray:
-    return make_source(tmp_path)
-
+__all__ = ["repo", "source"]
 
 # A session as source.
 

@@ -25,22 +25,14 @@ from tests.jobs import ZarrArray, elements, make_array
 from tests.storage.repositories import (
     SHAPE,
     make_repository,
-    make_source,
     one_stage,
     open_repository,
+    repo,
+    source,
 )
 from tests.values import same_bits
 
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Any:
-    return make_repository(tmp_path)
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> ZarrArray:
-    return make_source(tmp_path)
-
+__all__ = ["repo", "source"]
 
 # Objects in a session.
 

@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 import pickle
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import zarr
 
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor
 from tests.conftest import needed_module
 from tests.jobs import elements, make_array
+from tests.s3 import SECRET, Bucket
 from tests.values import position_values, same_bits
 
-SECRET = "not-to-be-found-anywhere"
-PORT_TRIES = 100
 
-
-@pytest.fixture(scope="module")
-def s3_url() -> Iterator[str]:
-    """The address of a server with the bucket ``bucket``."""
-    needed_module("moto")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            for _ in range(PORT_TRIES):
-                try:
-                    request = urllib.request.Request(f"{url}/bucket", method="PUT")
-                    urllib.request.urlopen(request).close()
-                    break
-                except OSError:
-                    assert server.poll() is None, "the S3 server has ended"
-                    time.sleep(0.1)
-            yield url
-        finally:
-            server.kill()
-
-
-def test_source_and_target_on_s3_with_credentials_from_the_environment(
-    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_and_target_on_s3_with_credentials_from_the_environment(s3: Bucket, tmp_path: Path) -> None:
     icechunk: Any = needed_module("icechunk")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "anyone")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     storage = icechunk.s3_storage(
-        bucket="bucket",
+        bucket=s3.name,
         prefix="repository",
         region="us-east-1",
-        endpoint_url=s3_url,
+        endpoint_url=s3.address,
         allow_http=True,
         force_path_style=True,
         from_env=True,

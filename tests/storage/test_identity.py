@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec import wire
 from rechunk_exec.storage import Fingerprint, array_ref, describe, fingerprint, layout_differences, open_array
-from rechunk_exec.storage.identity import ChunkStamp
+from rechunk_exec.storage.identity import Stamp
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import Place, make
 from tests.values import position_values
@@ -144,6 +145,40 @@ def test_a_chunk_that_was_written_since_is_named(tmp_path: Path, change: Callabl
     ]
 
 
+def rewritten(path: Path) -> None:
+    path.write_bytes(path.read_bytes())
+    touched(path)  # two writes within one tick of a coarse clock have one time
+
+
+@pytest.mark.parametrize("change", [touched, rewritten])
+@pytest.mark.parametrize("zarr_format, name", [(3, "zarr.json"), (2, ".zarray"), (2, ".zattrs")])
+def test_metadata_that_were_written_since_are_named(
+    tmp_path: Path, zarr_format: int, name: str, change: Callable[[Path], None]
+) -> None:
+    ref = source_at(tmp_path, zarr_format=zarr_format, dimension_names=None)
+    one = print_of(ref, target_like())
+    change(tmp_path / name)
+    assert one.differences(print_of(ref, target_like()), with_temp=True) == [f"the source's {name} was written since"]
+
+
+def test_what_metadata_say_is_named_rather_than_when_they_were_written(tmp_path: Path) -> None:
+    ref = source_at(tmp_path)
+    one = print_of(ref, target_like())
+    zarr.open_array(tmp_path).attrs["units"] = "cm"
+    (difference,) = one.differences(print_of(ref, target_like()), with_temp=True)
+    assert difference.startswith("the source's attributes: ")
+
+
+def test_a_job_of_before_metadata_were_looked_at_goes_on(tmp_path: Path) -> None:
+    ref = source_at(tmp_path)
+    one = print_of(ref, target_like())
+    document = json.loads(wire.to_json(one))
+    del document["source_documents"]
+    before = wire.from_json(Fingerprint, json.dumps(document))
+    touched(tmp_path / "zarr.json")
+    assert before.differences(print_of(ref, target_like()), with_temp=True) == []
+
+
 def test_a_chunk_that_came_is_named(tmp_path: Path) -> None:
     ref = make(tmp_path, SHAPE, (1, 10), "f4")
     one = print_of(ref, target_like())
@@ -176,7 +211,7 @@ def test_a_zip_file_is_one_chunk(tmp_path: Path) -> None:
         zarr.create_array(store, shape=(4,), chunks=(2,), dtype="i4")[...] = 7
     one = print_of(array_ref(tmp_path / "a.zip"), make(MemoryStore(), (4,), (4,), "i4"))
     status = (tmp_path / "a.zip").stat()
-    assert one.source_chunks == (ChunkStamp(key="", size=status.st_size, mtime_ns=status.st_mtime_ns),)
+    assert one.source_chunks == (Stamp(key="", size=status.st_size, mtime_ns=status.st_mtime_ns),)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -1,0 +1,94 @@
+"""The choice among the best plans of each way, and why. Layer: the planner; between search and algorithm."""
+
+from __future__ import annotations
+
+import math
+
+from rechunk_exec.cost import SOURCE, TARGET
+from rechunk_exec.grid import clip
+from rechunk_exec.plans import Alternative, Plan, StagePlan
+from rechunk_exec.request import PlanRequest
+from rechunk_exec.search import DIRECT, unchecked_stage
+from rechunk_exec.sizes import format_bytes
+from rechunk_exec.weighing import NEAR, Stages, Way
+
+_COUNTS = ("one stage", "two stages", "three stages", "four stages")
+
+
+def choose(request: PlanRequest, weighed: dict[Way, Stages]) -> Plan:
+    """The plan that is preferred: least predicted time; see :mod:`rechunk_exec.algorithm` for near equals."""
+    seconds = {way: _seconds(stages) for way, stages in weighed.items()}
+    near = [way for way in weighed if seconds[way] <= min(seconds.values()) * NEAR]
+    if request.cost.in_flight_scales:
+        # On a disk plain pieces are simpler: no index, and what is lost is found by its name.
+        near = [way for way in near if not any(way.sharded)] or near
+    winner = min(near, key=lambda way: _preference(request, weighed[way]))
+    return Plan(stages=weighed[winner], max_mem=request.max_mem, alternatives=_alternatives(request, weighed, winner))
+
+
+def name_of(way: Way) -> str:
+    """A way in words.
+
+    >>> name_of(Way()), name_of(Way((True, False)))
+    ('one stage', 'three stages, temp-1 sharded')
+    """
+    sharded = [f"temp-{number}" for number, whole in enumerate(way.sharded, 1) if whole]
+    return _COUNTS[way.stages - 1] + (f", {' and '.join(sharded)} sharded" if sharded else "")
+
+
+def _seconds(stages: Stages) -> float:
+    return sum(stage.predicted_s for stage in stages)
+
+
+def _preference(request: PlanRequest, stages: Stages) -> tuple[float, int, bool, int, int]:
+    """What decides among plans of the same time; least is best."""
+    slots = request.cost.tasks_at_once
+    return (
+        sum(stage.traffic for stage in stages),
+        sum(stage.objects for stage in stages),
+        slots > 1 and min(stage.tasks for stage in stages) <= slots,
+        sum(stage.tasks for stage in stages),
+        max(stage.peak_bytes for stage in stages),
+    )
+
+
+def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> tuple[Alternative, ...]:
+    """The plans weighed, and the one stage that would read everything once, whatever it needs."""
+    won = _seconds(weighed[winner])
+    alternatives = []
+    for way, stages in weighed.items():
+        seconds = _seconds(stages)
+        if way == winner:
+            why = _why(weighed, way)
+        elif seconds <= won * NEAR:
+            why = "not chosen: as fast within 2 %, but it moves more bytes, writes more objects or is less simple"
+        else:
+            why = f"not chosen: predicted to take {seconds / won:.3g} times as long"
+        alternatives.append(Alternative.of(name_of(way), stages, chosen=way == winner, why=why))
+    stage = weighed.get(DIRECT, (None,))[0]
+    if stage is None or stage.elements_read > stage.elements:
+        once = _reading_once(request)
+        if once.peak_bytes > request.max_mem:
+            needed = f"{once.peak_bytes} bytes ({format_bytes(once.peak_bytes)})"
+            why = f"not possible: needs max_mem of at least {needed}, got {format_bytes(request.max_mem)}"
+            alternatives.append(Alternative.of("one stage, all read once", (once,), chosen=False, why=why))
+    return tuple(alternatives)
+
+
+def _why(weighed: dict[Way, Stages], winner: Way) -> str:
+    if winner == DIRECT and len(weighed) == 1:
+        stage = weighed[winner][0]
+        if stage.elements_read == stage.elements:
+            return "chosen: one pass reads and writes everything once; two stages cannot be faster"
+        return "chosen: no two stages within the budget are faster"
+    if len(weighed) == 1:
+        return "chosen: the only one that fits in max_mem"
+    if _seconds(weighed[winner]) == min(map(_seconds, weighed.values())):
+        return "chosen: least predicted time"
+    return "chosen: as fast as the fastest within 2 %, and it moves fewer bytes, writes fewer objects or is simpler"
+
+
+def _reading_once(request: PlanRequest) -> StagePlan:
+    """The smallest one stage whose regions lie on the source's grid; it may hold more than the budget."""
+    region = clip(tuple(map(math.lcm, request.read_unit, request.write_unit)), request.shape)
+    return unchecked_stage(request, request.memory(), region, (SOURCE, TARGET), 1)

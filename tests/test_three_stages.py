@@ -1,0 +1,135 @@
+"""Jobs of three stages, from the plan to the last byte: copied, interrupted, resumed, verified."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+
+import rechunk_exec as rx
+from rechunk_exec.results import Event
+from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array
+
+DEAR = replace(rx.CostModel.object(), operation_s=5.0)
+"""Operations so slow that a third stage saves more of them than it costs."""
+NAMES = ["temp-1", "temp-2", "target"]
+
+
+class StopError(Exception):
+    """An end in the middle, on purpose."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> ZarrArray:
+    return make_array(tmp_path / "source", (130, 120), (1, 120), attributes={"units": "m"})
+
+
+def begin(source: ZarrArray, folder: Path, **options: Any) -> rx.Rechunked:
+    """A job from rows to columns, of several tasks in each of three stages."""
+    options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
+    job = rx.rechunk(source, (130, 1), 4_000, folder / "target", cost_model=DEAR, **options)
+    assert [stage.target for stage in job.plan.stages] == NAMES
+    assert min(stage.tasks for stage in job.plan.stages) > 10
+    return job
+
+
+def stop_after(job: rx.Rechunked, tasks: int) -> StopError:
+    """Run a job until so many of its tasks are done; what it raised."""
+    done: list[int] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "task":
+            done.append(event.index)
+            if len(done) == tasks:
+                raise StopError
+
+    with pytest.raises(StopError) as stopped:
+        job.execute(on_event=listen)
+    return stopped.value
+
+
+def tasks_run(job: rx.Rechunked) -> int:
+    assert job.report is not None
+    return job.report.tasks
+
+
+def totals(job: rx.Rechunked) -> list[int]:
+    return [stage.tasks for stage in job.plan.stages]
+
+
+@pytest.mark.parametrize("executor", ["serial", "threads", "processes"])
+@pytest.mark.parametrize("verify", [False, True])
+def test_every_byte_is_copied_and_no_intermediate_stays(
+    source: ZarrArray, tmp_path: Path, executor: str, verify: bool
+) -> None:
+    job = begin(source, tmp_path, executor=executor, verify=verify)
+    assert_exact(job.execute(), source)
+    assert_kept_promises(job)
+    assert not (tmp_path / "temp").exists() or not list((tmp_path / "temp").iterdir())
+    assert tasks_run(job) == sum(totals(job))
+    assert [(stage.done, stage.total) for stage in rx.status(tmp_path / "target").stages] == [
+        (total, total) for total in totals(job)
+    ]
+    assert rx.verify(source, tmp_path / "target").ok
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_job_goes_on_from_the_middle_of_any_stage(
+    source: ZarrArray, tmp_path: Path, stage: int, verify: bool
+) -> None:
+    job = begin(source, tmp_path, verify=verify)
+    before = sum(totals(job)[:stage]) + 5
+    stop_after(job, before)
+    assert rx.status(tmp_path / "target").done >= before
+    again = begin(source, tmp_path, mode="resume", verify=verify)
+    assert_exact(again.execute(), source)
+    assert tasks_run(again) <= sum(totals(job)) - before
+    assert not list((tmp_path / "temp").iterdir())
+
+
+def test_of_two_intermediates_that_were_lost_both_are_made_again(source: ZarrArray, tmp_path: Path) -> None:
+    job = begin(source, tmp_path)
+    first, second, last = totals(job)
+    stop_after(job, first + second + 5)
+    (place,) = (tmp_path / "temp").iterdir()
+    for name in NAMES[:2]:
+        shutil.rmtree(place / name / "c")
+    again = begin(source, tmp_path, mode="resume")
+    assert_exact(again.execute(), source)
+    assert last - 5 < tasks_run(again) <= first + second + last - 5
+
+
+def test_the_first_intermediate_is_not_made_again_where_only_the_second_is_read(
+    source: ZarrArray, tmp_path: Path
+) -> None:
+    job = begin(source, tmp_path)
+    first, second, last = totals(job)
+    stop_after(job, first + second + 5)
+    (place,) = (tmp_path / "temp").iterdir()
+    shutil.rmtree(place / "temp-1" / "c")
+    again = begin(source, tmp_path, mode="resume")
+    assert_exact(again.execute(), source)
+    assert tasks_run(again) <= last - 5
+
+
+def test_a_failure_in_the_middle_names_both_intermediates(source: ZarrArray, tmp_path: Path) -> None:
+    job = begin(source, tmp_path)
+    notes = "".join(stop_after(job, totals(job)[0] + 5).__notes__)
+    assert "temp-1" in notes
+    assert "temp-2" in notes
+
+
+def test_lines_of_jobs_run_each_stage_in_turn(source: ZarrArray, tmp_path: Path) -> None:
+    job = begin(source, tmp_path)
+    lines = tmp_path / "jobs.jsonl"
+    assert job.write_jobs(lines) == sum(totals(job))
+    with pytest.raises(rx.NotReadyError):
+        rx.run_job(lines, 0, stage=1)
+    for number, total in enumerate(totals(job)):
+        rx.run_job(lines, range(total), stage=number)
+    rx.finalize_jobs(lines, verify=True)
+    assert_exact(zarr.open_array(tmp_path / "target", mode="r"), source)
+    assert not list((tmp_path / "temp").iterdir())
