@@ -7,6 +7,7 @@ creates the arrays, has the executor run the stages, and cleans up what was only
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import zarr
@@ -21,7 +22,7 @@ from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
 from rechunk_exec.preparation import Undertaking
-from rechunk_exec.request import Limits, SourceLayout, TargetLayout
+from rechunk_exec.request import RAW_SHARD_WRITE, Limits, SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
@@ -73,7 +74,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     temp_store : str, os.PathLike or zarr store, optional
         Where intermediates go, if the plan needs any; None puts them in the target's folder.
     temp_options : dict, optional
-        For intermediates, which are uncompressed: none are known yet.
+        For intermediates, which are uncompressed without: ``compressor`` or ``compressors``, as in
+        ``target_options``.
     executor : str, executor, concurrent.futures.Executor, or callable
         What runs the tasks: ``"threads"``, ``"processes"``, ``"serial"``, or see :mod:`rechunk_exec.executors`.
     array_name : str, optional
@@ -133,8 +135,6 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     budget = parse_bytes(max_mem)
     if mode not in ("fail", "overwrite", "resume"):
         raise PlanError(f"mode must be 'fail', 'overwrite' or 'resume'; got {mode!r}")
-    if temp_options:
-        raise PlanError(f"intermediates are uncompressed and take no options yet; got temp_options={temp_options!r}")
     if target_options is not None and not isinstance(target_options, Mapping):
         raise PlanError(f"target_options must be a dict of zarr's names for options; got {target_options!r}")
     limits = Limits.asked(max_objects, min_object_bytes, max_temp_bytes)
@@ -176,9 +176,14 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
-    fingerprint = storage.fingerprint(
-        stored, places.source, design.like, max_mem=budget, temp=None if temp_store is None else places.temp
+    temp = storage.temp_form(stored, temp_options or {}, places.temp)
+    fingerprint = replace(
+        storage.fingerprint(
+            stored, places.source, design.like, max_mem=budget, temp=None if temp_store is None else places.temp
+        ),
+        temp_codecs=temp.codecs,
     )
+
     layouts = Layouts(
         shape=stored.shape,
         itemsize=itemsize,
@@ -186,6 +191,10 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         has_temp_place=places.temp is not None,
         finer=_finer(stored),
         limits=limits,
+        sharded_temp=temp.pieces is not None,
+        shard_scratch=temp.pieces or RAW_SHARD_WRITE,
+        temp_reading=temp.reading,
+        temp_writing=temp.writing,
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     try:
@@ -205,6 +214,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         resumed=begun,
         plan=plan,
         temp_name=temp_name,
+        temp_options=temp_options or {},
         session=storage.session_target(places.target, design.like.metadata.zarr_format),
     )
     return Rechunked(

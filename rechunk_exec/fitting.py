@@ -15,7 +15,7 @@ from rechunk_exec.algorithm import plan
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.limits import nearest
-from rechunk_exec.memory import WriteScratch
+from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, WriteScratch
 from rechunk_exec.plans import Plan
 from rechunk_exec.request import RAW_SHARD_WRITE, SHARDED_TEMP, Limits, PlanRequest, SourceLayout, TargetLayout
 
@@ -40,6 +40,10 @@ class Layouts:
     """Whether an intermediate may be stored as one object for each task that writes it."""
     shard_scratch: WriteScratch = RAW_SHARD_WRITE
     """What writing such an intermediate holds."""
+    temp_reading: ReadScratch = RAW_READ
+    """What reading an intermediate holds."""
+    temp_writing: WriteScratch = RAW_WRITE
+    """What writing one holds of which each chunk is an object."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -84,6 +88,8 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
             staged=staged,
             sharded_temp=layouts.sharded_temp,
             shard_scratch=layouts.shard_scratch,
+            temp_reading=layouts.temp_reading,
+            temp_writing=layouts.temp_writing,
             **asdict(layouts.limits),
         )
         try:

@@ -7,10 +7,11 @@ are created. What is replaced is gone before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
+from typing import Any
 
 from rechunk_exec import storage
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
@@ -45,6 +46,8 @@ class Undertaking:
     """Of the folder of its intermediates, for the job's record."""
     session: storage.IcechunkTarget | None
     """Of the target, if it is in an icechunk repository."""
+    temp_options: Mapping[str, Any] = field(default_factory=dict)
+    """What the user wants of intermediates."""
     stages: tuple[Stage, ...] = ()
     """All of the job's, whole; none before they are known."""
 
@@ -232,8 +235,8 @@ def _create_intermediates(work: Undertaking, stages: Sequence[Stage]) -> None:
         if stage.plan.target != "target" and not (work.resumed is not None and storage.exists(stage.target)):
             if storage.holds_documents(stage.target):  # else it is in a fork of its own, with nothing there
                 storage.remove_array(stage.target)
-            design = storage.design_intermediate(work.stored, stage.plan.chunk, stage.plan.write_unit)
-            storage.create(design, stage.target)
+            sizes = stage.plan.chunk, stage.plan.write_unit
+            storage.create(storage.design_intermediate(work.stored, *sizes, work.temp_options), stage.target)
 
 
 def _create_target(work: Undertaking) -> None:

@@ -131,6 +131,10 @@ class PlanRequest(Limits):
     """Whether an intermediate may be stored as one object for each task that writes it, and read piece by piece."""
     shard_scratch: WriteScratch = RAW_SHARD_WRITE
     """What writing such an intermediate holds: its pieces are gathered, and its objects assembled or not."""
+    temp_reading: ReadScratch = RAW_READ
+    """What reading an intermediate holds."""
+    temp_writing: WriteScratch = RAW_WRITE
+    """What writing one holds of which each chunk is an object."""
 
     def __post_init__(self) -> None:
         for name in ("itemsize", "max_mem", "tasks_per_worker", "threads"):
@@ -213,7 +217,7 @@ class PlanRequest(Limits):
         """
         unit, chunk, writing = self.target.unit, self.target.chunk, self.target.scratch
         if target is not None:
-            unit, chunk, writing = target, target, RAW_WRITE
+            unit, chunk, writing = target, target, self.temp_writing
             if shard is not None:
                 unit = tuple(-(-g // c) * c for g, c in zip(shard, target, strict=True))
                 writing = self.shard_scratch
@@ -223,6 +227,6 @@ class PlanRequest(Limits):
             read_unit=self.source.unit if source is None else source,
             write_unit=unit,
             chunk=chunk,
-            reading=self.source.scratch if source is None else RAW_READ,
+            reading=self.source.scratch if source is None else self.temp_reading,
             writing=writing,
         )

@@ -627,7 +627,7 @@ def test_options_that_are_none(tmp_path: Path, source: ZarrArray, options: Any, 
     assert len(message) > 40
 
 
-@pytest.mark.parametrize("options", [3, "zstd", {"compressor": None}])
+@pytest.mark.parametrize("options", [3, "zstd", {"filters": None}, {"compressor": None, "compressors": None}])
 def test_options_for_intermediates(tmp_path: Path, source: ZarrArray, options: Any) -> None:
     message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", tmp_path / "target", temp_options=options)
     assert f"temp_options={options!r}" in message

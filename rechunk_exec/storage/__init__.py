@@ -25,14 +25,13 @@ from rechunk_exec.storage.create import (
     TargetWishes,
     complete,
     create,
-    design_intermediate,
     design_target,
-    may_be_sharded,
 )
 from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
 from rechunk_exec.storage.devicecodec import Device, try_device, use_device
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
+from rechunk_exec.storage.intermediates import TempForm, assembled_in_memory, design_intermediate, temp_form
 from rechunk_exec.storage.journal import (
     MERGED_AT_ONCE,
     FinishedRecord,
@@ -72,8 +71,8 @@ from rechunk_exec.storage.sessions import (
     run_with_changes,
     session_target,
 )
-from rechunk_exec.storage.shardreader import ShardReader
 from rechunk_exec.storage.sessiontemp import forget_intermediates, intermediate_place, merging, without_changes
+from rechunk_exec.storage.shardreader import ShardReader
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
@@ -107,6 +106,7 @@ __all__ = [
     "Scratch",
     "StoredArray",
     "TargetWishes",
+    "TempForm",
     "UnitReader",
     "UnitWriter",
     "Written",
@@ -134,7 +134,6 @@ __all__ = [
     "layout_members",
     "local_path",
     "mark_temp",
-    "may_be_sharded",
     "merging",
     "new_temp_name",
     "open_array",
@@ -158,6 +157,7 @@ __all__ = [
     "session_target",
     "sole_writer",
     "take_retries",
+    "temp_form",
     "temp_place",
     "try_device",
     "use_device",
@@ -218,8 +218,7 @@ def write_scratch(stored: StoredArray, place: ArrayRef) -> WriteScratch:
     """Return what writing a chunk of such an array at ``place`` holds besides the region."""
     if stored.codec is None:
         return WriteScratch(gathered=1, stored=2, in_place=False, assembled=3)
-    # Files are streamed; other stores get an object whole.
-    assembled = 0 if local_path(place) is not None else 2
+    assembled = assembled_in_memory(place)
     output = len(stored.codec.codecs) + (not stored.codec.encodes_into)
     return WriteScratch(gathered=1, stored=output, in_place=stored.codec.c_order, assembled=assembled)
 

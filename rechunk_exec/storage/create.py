@@ -21,7 +21,6 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
-from rechunk_exec.storage.pieces import in_pieces
 from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
@@ -108,55 +107,7 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
         **({} if wishes.shard is None else {"shards": wishes.shard}),
         **options,
     }
-    return Design(arguments=arguments, like=_prototype(arguments), notes=carried.notes)
-
-
-def design_intermediate(
-    source: StoredArray, chunk: tuple[int, ...], write_unit: tuple[int, ...] | None = None
-) -> Design:
-    """Return the design of an uncompressed array like ``source``, in the source's format, which can hold its dtype.
-
-    Parameters
-    ----------
-    source : StoredArray
-    chunk : tuple of int
-        What one read decodes, in elements.
-    write_unit : tuple of int, optional
-        What one object holds, clipped to the array; where that is more than a chunk, chunks are the pieces of shards,
-        in zarr format 3.
-
-    Raises
-    ------
-    PlanError
-        If the array cannot be made so; see :func:`may_be_sharded`.
-    """
-    shard = None
-    if write_unit is not None and write_unit != tuple(map(min, chunk, source.shape)):
-        shard = tuple(-(-size // piece) * piece for size, piece in zip(write_unit, chunk, strict=True))
-    carried = carry_over(source, source.metadata.zarr_format if shard is None else 3).arguments
-    keep = {"dtype", "zarr_format", "fill_value"}
-    if not source.fixed_size:
-        keep |= {"serializer", "filters"}  # strings and objects have no other form
-    elif source.codec is not None:
-        keep |= {"serializer"}  # the byte order
-    arguments = {name: value for name, value in carried.items() if name in keep}
-    arguments |= {"shape": source.shape, "chunks": chunk, "compressors": None, "attributes": dict([INTERMEDIATE])}
-    if "filters" not in arguments:
-        arguments["filters"] = None
-    if shard is not None:
-        arguments["shards"] = shard
-    return Design(arguments=arguments, like=_prototype(arguments), alone=True)
-
-
-def may_be_sharded(source: StoredArray) -> bool:
-    """Whether intermediates of an array can be stored as raw pieces in shards, read and written without zarr."""
-    if source.codec is None or not source.shape or 0 in source.shape:
-        return False
-    pieces, shard = (1,) * len(source.shape), (2,) * len(source.shape)
-    try:
-        return in_pieces(design_intermediate(dataclasses.replace(source, shape=shard), pieces, shard).like)
-    except PlanError:
-        return False
+    return Design(arguments=arguments, like=prototype(arguments), notes=carried.notes)
 
 
 def create(design: Design, ref: ArrayRef) -> None:
@@ -239,14 +190,24 @@ def _options(wishes: TargetWishes, itemsize: int) -> dict[str, Any]:
         options["compressors"] = compressor
     compressors = options.get("compressors", "auto")
     if compressors is not None and compressors != "auto":
-        several = list(compressors) if isinstance(compressors, (list, tuple)) else [compressors]
-        if wishes.zarr_format == 3:
-            options["compressors"] = [v3_compressor(codec, itemsize) for codec in several]
-        elif len(several) > 1:
-            raise PlanError(f"zarr format 2 holds one compressor; got {several}; give one, or zarr_format=3")
-        else:
-            options["compressors"] = v2_compressor(several[0]) if several else None
+        options["compressors"] = compressors_of(compressors, wishes.zarr_format, itemsize)
     return options
+
+
+def compressors_of(wanted: Any, zarr_format: int, itemsize: int) -> Any:
+    """Return what ``zarr.create_array`` takes for one codec or several, of zarr or of numcodecs.
+
+    Raises
+    ------
+    PlanError
+        If the format does not hold several.
+    """
+    several = list(wanted) if isinstance(wanted, (list, tuple)) else [wanted]
+    if zarr_format == 3:
+        return [v3_compressor(codec, itemsize) for codec in several]
+    if len(several) > 1:
+        raise PlanError(f"zarr format 2 holds one compressor; got {several}; give one, or zarr_format=3")
+    return v2_compressor(several[0]) if several else None
 
 
 def _without(source: StoredArray, options: Mapping[str, Any]) -> StoredArray:
@@ -268,7 +229,14 @@ def _without(source: StoredArray, options: Mapping[str, Any]) -> StoredArray:
     return source if metadata is source.metadata else dataclasses.replace(source, metadata=metadata)
 
 
-def _prototype(arguments: Mapping[str, Any]) -> StoredArray:
+def prototype(arguments: Mapping[str, Any], options: str = "target_options") -> StoredArray:
+    """Return an array of these arguments, made in memory; ``options`` is where a message says to set others.
+
+    Raises
+    ------
+    PlanError
+        If zarr does not take them.
+    """
     try:
         return describe(_create(MemoryStore(), "", arguments))
     except PlanError:
@@ -277,7 +245,7 @@ def _prototype(arguments: Mapping[str, Any]) -> StoredArray:
         zarr_format = arguments["zarr_format"]
         raise PlanError(
             f"an array of shape {arguments['shape']} and dtype {arguments['dtype']} with these codecs cannot be in "
-            f"zarr format {zarr_format}: {type(error).__name__}: {error}; give target_options={{'filters': 'auto', "
+            f"zarr format {zarr_format}: {type(error).__name__}: {error}; give {options}={{'filters': 'auto', "
             "'compressors': 'auto', 'serializer': 'auto'} for the format's defaults, or the other zarr_format"
         ) from error
 

@@ -54,6 +54,8 @@ class Fingerprint:
     """In bytes."""
     temp: str
     """Where intermediates are; empty if that was not asked for, and they are beside the target."""
+    temp_codecs: str = ""
+    """How chunks of intermediates are stored, as JSON; empty for raw."""
 
     def differences(self, other: Fingerprint, *, with_temp: bool) -> list[str]:
         """Return what differs between this job, which was begun, and another one, for people."""
@@ -65,6 +67,7 @@ class Fingerprint:
         ]
         if with_temp:
             found += _differ("temp_store", self.temp or None, other.temp or None)
+            found += _differ("temp_options", self.temp_codecs or None, other.temp_codecs or None)
         if not found:
             if self.source_documents:
                 documents = _changed(self.source_documents, other.source_documents)

@@ -12,9 +12,10 @@ from pathlib import Path
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, ZipStore
+from zarr.storage import LocalStore, ZipStore
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.bodies import buffer_for, is_s3fs
 from rechunk_exec.storage.failures import ShortAnswerError
 from rechunk_exec.storage.files import PARTIAL_NAME, LocalObjects
 from rechunk_exec.storage.objectbase import ARRAY_DOCUMENTS, Allocate, Objects, ObjectWriter, Use
@@ -69,8 +70,7 @@ class StoreObjects(Objects):
         self.prefix = f"{path}/" if path else ""
         self.requests = requests_to(store)
         # s3fs asks for the size of an object before it reads it whole, but not before it reads it from some byte on.
-        asks_first = isinstance(store, FsspecStore) and hasattr(store.fs, "max_concurrency")
-        self._whole = OffsetByteRequest(0) if asks_first else None
+        self._whole = OffsetByteRequest(0) if is_s3fs(store) else None
 
     def name(self, key: str) -> str:
         return self.prefix + key
@@ -85,7 +85,7 @@ class StoreObjects(Objects):
             return None
         if buffer is None:
             return None
-        view = memoryview(buffer.to_bytes())
+        view = memoryview(buffer.as_numpy_array()).cast("B")  # type: ignore[arg-type]  # an array has a buffer
         if length is None or len(view) == length:
             return view
         return self._part(key, view, start, length)
@@ -169,7 +169,7 @@ class _StoreWriter(ObjectWriter):
         content = memoryview(self.content)[: self.end]
         self.content = bytearray()
         size = len(content)
-        value = default_buffer_prototype().buffer.from_bytes(content)
+        value = buffer_for(self.objects.store, content)
         name = self.objects.name(self.key)
         self.objects.requests.make(lambda: sync(self.objects.store.set(name, value)), "write", name)
         return size

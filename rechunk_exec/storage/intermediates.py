@@ -1,0 +1,159 @@
+"""Arrays between two stages: how they are stored, and what that holds in memory. Layer: storage.
+
+An intermediate is uncompressed unless the user wants a compressor: its bytes are written once and read once, near by.
+It has one object a chunk; or, where it is raw and the plan says so, one object for each task that writes it, made of
+pieces that are read by range (:mod:`.pieces`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rechunk_exec.errors import PlanError, StorageError
+from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, WriteScratch
+from rechunk_exec.storage.bodies import takes_without_copies
+from rechunk_exec.storage.create import Design, compressors_of, prototype
+from rechunk_exec.storage.identity import layout_members
+from rechunk_exec.storage.pieces import in_pieces
+from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray
+from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.translate import carry_over
+from rechunk_exec.tasks import ArrayRef
+
+_NAMES = ("compressor", "compressors")
+_NO_OPTIONS: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TempForm:
+    """How intermediates are stored, and what reading and writing them holds besides the region."""
+
+    codecs: str
+    """The codecs of their chunks, as JSON; empty if they are raw."""
+    reading: ReadScratch
+    writing: WriteScratch
+    """Where each chunk is an object."""
+    pieces: WriteScratch | None
+    """Where each task writes one object; None where that cannot be."""
+
+
+def design_intermediate(
+    source: StoredArray,
+    chunk: tuple[int, ...],
+    write_unit: tuple[int, ...] | None = None,
+    options: Mapping[str, Any] = _NO_OPTIONS,
+) -> Design:
+    """Return the design of an array like ``source``, in the source's format, which can hold its dtype.
+
+    Parameters
+    ----------
+    source : StoredArray
+    chunk : tuple of int
+        What one read decodes, in elements.
+    write_unit : tuple of int, optional
+        What one object holds, clipped to the array; where that is more than a chunk, chunks are the pieces of shards,
+        in zarr format 3.
+    options : dict, optional
+        ``compressor`` or ``compressors``, as for targets; it is uncompressed without.
+
+    Raises
+    ------
+    PlanError
+        If the array cannot be made so, or an option is not known.
+    """
+    shard = None
+    if write_unit is not None and write_unit != tuple(map(min, chunk, source.shape)):
+        shard = tuple(-(-size // piece) * piece for size, piece in zip(write_unit, chunk, strict=True))
+    zarr_format = source.metadata.zarr_format if shard is None else 3
+    carried = carry_over(source, zarr_format).arguments
+    keep = {"dtype", "zarr_format", "fill_value"}
+    if not source.fixed_size:
+        keep |= {"serializer", "filters"}  # strings and objects have no other form
+    elif source.codec is not None:
+        keep |= {"serializer"}  # the byte order
+    arguments = {name: value for name, value in carried.items() if name in keep}
+    arguments |= {"shape": source.shape, "chunks": chunk, "attributes": dict([INTERMEDIATE])}
+    arguments["compressors"] = _compressors(options, zarr_format, source.dtype.itemsize)
+    if "filters" not in arguments:
+        arguments["filters"] = None
+    if shard is not None:
+        arguments["shards"] = shard
+    return Design(arguments=arguments, like=prototype(arguments, "temp_options"), alone=True)
+
+
+def temp_form(source: StoredArray, options: Mapping[str, Any], place: ArrayRef | None) -> TempForm:
+    """Return how intermediates of an array are stored in the folder ``place``; on a local disk, if there is none.
+
+    Raises
+    ------
+    PlanError
+        If an option is not known.
+    """
+    ones = (1,) * len(source.shape)
+    like = design_intermediate(dataclasses.replace(source, shape=ones), ones, ones, options).like
+    codec = like.codec
+    if codec is None:
+        return TempForm(codecs=_codecs(like) if options else "", reading=RAW_READ, writing=RAW_WRITE, pieces=None)
+    assembled = assembled_in_memory(place)
+    copies = 2 if assembled else 1
+    if codec.raw:
+        # Pieces are gathered for a file, and copied to where they belong in an object that is in memory.
+        pieces = WriteScratch(gathered=0 if assembled else 1, stored=0, assembled=assembled)
+        return TempForm(
+            codecs="",
+            reading=ReadScratch(stored=copies - 1, decoded=1),
+            writing=WriteScratch(gathered=1, stored=0, assembled=assembled),
+            pieces=pieces if _may_be_sharded(source) else None,
+        )
+    between = max(0, len(codec.codecs) - 1) + (not codec.decodes_into)
+    output = len(codec.codecs) + (not codec.encodes_into)
+    return TempForm(
+        codecs=_codecs(like),
+        reading=ReadScratch(stored=copies + between, decoded=1),
+        writing=WriteScratch(gathered=1, stored=output, assembled=assembled),
+        pieces=None,
+    )
+
+
+def _codecs(like: StoredArray) -> str:
+    members = layout_members(like)
+    return members.get("codecs") or members.get("compressor", "")
+
+
+def assembled_in_memory(place: ArrayRef | None) -> int:
+    """Return how many times an object is in memory until it is stored; 0 where it is streamed to a file."""
+    if place is None or local_path(place) is not None:
+        return 0
+    try:
+        return 1 if takes_without_copies(open_store(place, read_only=True)) else 2
+    except StorageError:  # told by who writes there
+        return 2
+
+
+def _may_be_sharded(source: StoredArray) -> bool:
+    """Whether intermediates of an array can be stored as raw pieces in shards, read and written without zarr."""
+    if source.codec is None or not source.shape:
+        return False
+    pieces, shard = (1,) * len(source.shape), (2,) * len(source.shape)
+    try:
+        return in_pieces(design_intermediate(dataclasses.replace(source, shape=shard), pieces, shard).like)
+    except PlanError:
+        return False
+
+
+def _compressors(options: Any, zarr_format: int, itemsize: int) -> Any:
+    """Return what ``zarr.create_array`` takes for the compressors that are asked for."""
+    if not isinstance(options, Mapping) or any(name not in _NAMES for name in options) or len(options) > 1:
+        raise PlanError(
+            f"temp_options takes {' or '.join(_NAMES)}, as target_options does; got temp_options={options!r}"
+        )
+    wanted = next(iter(options.values()), None)
+    if wanted is None or (isinstance(wanted, (list, tuple)) and not wanted):
+        return None
+    try:
+        return compressors_of(wanted, zarr_format, itemsize)
+    except PlanError as error:
+        raise PlanError(f"temp_options: {error}") from error
