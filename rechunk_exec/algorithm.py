@@ -31,6 +31,10 @@ from rechunk_exec.search import DIRECT, TWO, Axes, best, keeps_limits, rows_of, 
 from rechunk_exec.weighing import NEAR, Rows, Stages, Way
 
 __all__ = ["MOST_CHUNK_BYTES", "PlanRequest", "SourceLayout", "TargetLayout", "plan"]
+_MOST_PLAIN = 2
+"""Stages that any plan may have."""
+_WORTH_A_STAGE_S = 1.0
+"""Seconds that each stage beyond those has to save: it has a store to make and remove, and workers that wait for it."""
 
 
 def plan(request: PlanRequest) -> Plan:
@@ -103,6 +107,10 @@ def _weighed(request: PlanRequest) -> dict[Way, Stages]:
         if request.cost.in_flight_scales and any(way.sharded):
             # on a disk it has to be faster than what is nearly as fast as the fastest: see choosing
             fastest /= NEAR**2
+        if way.stages > _MOST_PLAIN:
+            fastest -= _WORTH_A_STAGE_S * (way.stages - _MOST_PLAIN)
+            if fastest <= 0:
+                continue
         rows = rows_of(request, way, options, fastest)
         if rows is not None:
             found.append(rows)
