@@ -642,7 +642,11 @@ def test_strings_of_any_length(tmp_path: Path, needs: Needs) -> None:
 
 def test_as_many_requests_wait_side_by_side_as_an_object_store_serves(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", shape=(128, 512, 512), chunks=(1, 256, 256), dtype="f4")
-    asked = {"target_chunks": (128, 64, 64), "target_shards": (128, 256, 256), "target_store": tmp_path / "t.zarr"}
+    asked: dict[str, Any] = {
+        "target_chunks": (128, 64, 64),
+        "target_shards": (128, 256, 256),
+        "target_store": tmp_path / "t.zarr",
+    }
     workers = ThreadsExecutor(2)
     local, far = (
         rx.rechunk(tmp_path / "a.zarr", max_mem="400MB", executor=workers, cost_model=model, **asked).plan.stages[0]
