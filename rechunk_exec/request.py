@@ -18,7 +18,7 @@ Size: TypeAlias = int | str
 
 RAW_SHARD_WRITE = WriteScratch(gathered=1, stored=0, assembled=1)
 """Writing an uncompressed intermediate as one object a task, to a store that takes only whole objects."""
-SHARDED_TEMP = False
+SHARDED_TEMP = True
 """Whether intermediates of one object a task are weighed where nothing else is said."""
 MOST_STAGES = 3
 """A fourth would have to save what moving the array twice takes, and no case is known where it does."""

@@ -468,7 +468,7 @@ def test_the_objects_of_the_target_count() -> None:
 
 
 def test_a_limit_of_object_sizes_is_kept_or_the_largest_is_named() -> None:
-    request = replace(LIMITED, max_temp_bytes=LIMITED.nbytes)
+    request = replace(LIMITED, max_temp_bytes=LIMITED.nbytes, sharded_temp=False)
     with pytest.raises(BudgetError) as refused:
         plan(replace(request, min_object_bytes=2048))
     most = refused.value.limits["min_object_bytes"]

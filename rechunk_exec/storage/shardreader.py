@@ -7,11 +7,13 @@ on the memory that the task has to spare; without any, chunks come one by one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch
@@ -30,15 +32,38 @@ _GROUPS = 8
 
 
 class Group(NamedTuple):
-    """Some chunks of one shard."""
+    """Some chunks of one shard, which lie near each other in the object."""
 
-    low: Index
-    """Numbers of the first chunk of the shard that the region touches, on each axis."""
-    grid_shape: Index
-    """How many chunks of the shard the region touches, on each axis."""
+    touched: _Touched
     first: int
     last: int
-    """The group's chunks among these, in C order: from and to before."""
+    """The group's chunks among those touched, in the order in which they lie in the object: from and to before."""
+
+
+class _Touched:
+    """The chunks of one shard that a region touches."""
+
+    def __init__(self, low: Index, grid_shape: Index) -> None:
+        self.low = low
+        """Numbers of the first chunk, on each axis."""
+        self.grid_shape = grid_shape
+        """How many they are, on each axis."""
+        self._lock = threading.Lock()
+        self._sorted: tuple[NDArray[np.int64], Entries] | None = None
+
+    def sorted(self, entries: Entries) -> tuple[NDArray[np.int64], Entries]:
+        """Return the chunks' numbers, a row each, and their entries in the index, in the order of the object.
+
+        Writers need not keep to the order of the grid: zarr's follow a Morton curve.
+        """
+        with self._lock:
+            if self._sorted is None:
+                places = np.stack(np.unravel_index(np.arange(prod(self.grid_shape)), self.grid_shape), axis=1)
+                chunks = places + np.array(self.low)
+                found = entries[tuple((chunks % np.array(entries.shape[:-1])).T)]
+                order = np.argsort(found[:, 0], kind="stable")
+                self._sorted = chunks[order], found[order]
+            return self._sorted
 
 
 class ShardReader(DirectReader):
@@ -51,11 +76,12 @@ class ShardReader(DirectReader):
         # What a store hands over is copied once; a file is read to where it is decoded from.
         self.copies = 1 if objects.streams else 2
         self.most_bytes = _FILE_BYTES if objects.streams else _STORE_BYTES
+        self._none = stored.index.empty()
         self.gap_bytes = FILE_GAP_BYTES if objects.streams else STORE_GAP_BYTES
 
     def units(self, region: Region) -> Iterator[Any]:
         """Yield chunks, as their numbers on each axis, or groups of chunks of one shard."""
-        count = self._request_bytes(region) // self.chunk_bytes
+        count = min(self._request_bytes(region), region.elements.nbytes // _GROUPS) // self.chunk_bytes
         if count < 2:
             yield from super().units(region)
             return
@@ -66,38 +92,36 @@ class ShardReader(DirectReader):
                     region.start, region.stop, self.stored.chunk, shard, self.index.grid_shape, strict=True
                 )
             ]
-            grid_shape = tuple(map(len, spans))
-            total = prod(grid_shape)
+            touched = _Touched(tuple(span.start for span in spans), tuple(map(len, spans)))
+            total = prod(touched.grid_shape)
             for first in range(0, total, count):
-                yield Group(tuple(span.start for span in spans), grid_shape, first, min(first + count, total))
+                yield Group(touched, first, min(first + count, total))
 
     def object_of(self, unit: Any) -> str:
         """Return the key of the shard."""
-        return super().object_of(unit.low if isinstance(unit, Group) else unit)
+        return super().object_of(unit.touched.low if isinstance(unit, Group) else unit)
 
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of a chunk, or of some chunks of one shard, that lies in ``region`` into it."""
         if not isinstance(unit, Group):
             return super().read(unit, region, scratch)
-        places = np.stack(np.unravel_index(np.arange(unit.first, unit.last), unit.grid_shape), axis=1)
-        chunks = places + np.array(unit.low)
         key = self.object_of(unit)
         entries = self.shard_entries(key)
+        chunks, places = unit.touched.sorted(self._none if entries is None else entries)
+        chunks, places = chunks[unit.first : unit.last], places[unit.first : unit.last]
         moved = sum(self.bytes_in(*self.unit_box(tuple(chunk))) for chunk in chunks.tolist())
-        if entries is None:
-            self._fill(chunks.tolist(), region)
-            return Moved(moved, 0)
-        return Moved(moved, self._read_stored(key, chunks, entries, region, scratch))
+        return Moved(moved, self._read_stored(key, chunks, places, region, scratch))
 
-    def _read_stored(self, key: str, chunks: Any, entries: Entries, region: Region, scratch: Scratch) -> int:
-        """Read chunks of a shard that is there; return how many bytes came."""
-        places = entries[tuple((chunks % np.array(self.index.grid_shape)).T)]
+    def _read_stored(
+        self, key: str, chunks: NDArray[np.int64], places: Entries, region: Region, scratch: Scratch
+    ) -> int:
+        """Read chunks of a shard; return how many bytes came."""
         empty = (places == EMPTY).all(axis=1)
-        self._fill(chunks[empty].tolist(), region)
-        there = np.flatnonzero(~empty)
-        there = there[np.argsort(places[there, 0], kind="stable")]
-        starts, lengths = places[there, 0].tolist(), places[there, 1].tolist()
+        for chunk in chunks[empty].tolist():
+            region.part(*self.unit_box(tuple(chunk)))[...] = self.stored.absent
+        starts, lengths = places[~empty, 0].tolist(), places[~empty, 1].tolist()
         stops = [start + length for start, length in zip(starts, lengths, strict=True)]
+        lows = (chunks[~empty] * np.array(self.stored.chunk)).tolist()
         most_bytes = max(self._request_bytes(region), self.chunk_bytes)
         fetched = 0
         for joined in join(starts, stops, gap_bytes=self.gap_bytes, most_bytes=most_bytes):
@@ -105,8 +129,7 @@ class ShardReader(DirectReader):
             fetched += len(content)
             for number in range(joined.first, joined.last):
                 begin = starts[number] - joined.start
-                low = tuple(map(int.__mul__, chunks[there[number]].tolist(), self.stored.chunk))
-                self.settle(content[begin : begin + lengths[number]], low, region, scratch)
+                self.settle(content[begin : begin + lengths[number]], tuple(lows[number]), region, scratch)
         return fetched
 
     def _fetch_joined(self, key: str, joined: Joined, scratch: Scratch) -> memoryview:
@@ -115,12 +138,8 @@ class ShardReader(DirectReader):
             raise StorageError(f"the shard {key} must be there, and is not")
         return content
 
-    def _fill(self, chunks: list[list[int]], region: Region) -> None:
-        for chunk in chunks:
-            region.part(*self.unit_box(tuple(chunk)))[...] = self.stored.absent
-
     def _request_bytes(self, region: Region) -> int:
         """Return how many stored bytes may be held at once, within what the task has to spare."""
         decoded = 0 if self.codec.raw else self.chunk_bytes * max(1, len(self.codec.codecs))
         room = (region.spare_bytes - decoded) // self.copies
-        return min(room, self.most_bytes, region.elements.nbytes // _GROUPS)
+        return min(room, self.most_bytes)

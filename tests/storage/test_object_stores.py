@@ -34,19 +34,14 @@ SHAPE = (12, 40, 30)
 EPOCHS = (1, 40, 30)
 SERIES = (12, 10, 10)
 TWO_STAGES = "30kB"
-"""A budget that takes an intermediate, for a worker process of one thread."""
-TWO_STAGES_HERE = "50kB"
-"""The same for this process, with several threads."""
+"""A budget that takes an intermediate."""
 
 
 def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rechunked:
     """Rechunk epochs to series, and check what came of it."""
     there = array_ref(source.store_path if isinstance(source, zarr.Array) else source)
     chunks = SERIES if stages == 2 else (4, 40, 30)
-    max_mem = "10MB"
-    if stages == 2:
-        max_mem = TWO_STAGES_HERE if isinstance(options.get("executor", "threads"), str) else TWO_STAGES
-    job = rx.rechunk(source, chunks, max_mem, target, progress=False, **options)
+    job = rx.rechunk(source, chunks, TWO_STAGES if stages == 2 else "10MB", target, progress=False, **options)
     assert len(job.stages) == stages
     made = job.execute()
     assert_exact(made, open_array(there, read_only=True).array)
