@@ -5,7 +5,7 @@
    :class:`~rechunk_exec.errors.BudgetError` that names it.
 2. One stage: every combination of the regions worth weighing that fits (:mod:`rechunk_exec.search`).
 3. Two and three stages, through uncompressed intermediates of one object a chunk, or one a task; unless what is known
-   already is faster than any of them can be.
+   already is faster than any of them can be. Three have to save the seconds that starting a stage takes, too.
 4. Choice (:mod:`rechunk_exec.choosing`): least predicted time; among those within 2 % least traffic, then fewest
    objects, then more tasks than the executor runs at once, then fewest tasks (regions as large as the budget allows),
    then least memory. On a disk intermediates of one object a task have to be faster than that.
@@ -103,6 +103,9 @@ def _weighed(request: PlanRequest) -> dict[Way, Stages]:
         if request.cost.in_flight_scales and any(way.sharded):
             # on a disk it has to be faster than what is nearly as fast as the fastest: see choosing
             fastest /= NEAR**2
+        if way.stages > 2:
+            # beyond two, a stage has to save what starting it takes: small arrays are not worth one
+            fastest = (fastest - (request.cost.stage_s - request.cost.start_s)) / NEAR
         rows = rows_of(request, way, options, fastest)
         if rows is not None:
             found.append(rows)

@@ -79,8 +79,8 @@ class CostModel:
     tasks_at_once: int = 1
     """Tasks that the executor runs side by side; 1 where it is not known."""
     stage_s: float = 0.005
-    """Seconds that it takes to start a stage on workers that have ended the one before; where it is known that there
-    are several."""
+    """Seconds that it takes to start a stage on workers that have ended the one before. Part of the predicted time
+    where it is known that there are several; a third stage always has to save them."""
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"

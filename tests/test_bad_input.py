@@ -472,6 +472,21 @@ def test_a_disk_too_small_for_the_intermediates_is_found_while_planning(
         assert text in message
 
 
+def test_a_disk_with_room_for_one_intermediate_gets_no_more(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = make_array(tmp_path / "larger", (40, 40, 20), (1, 40, 20))
+
+    def plan() -> rx.Plan:
+        job = rx.rechunk(array, (40, 4, 4), 16_000, tmp_path / "target", executor="serial", progress=False)
+        assert isinstance(job.plan, rx.Plan)
+        return job.plan
+
+    assert plan().temp_bytes == 256_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000, total=1, used=1))
+    assert plan().temp_bytes == 128_000
+
+
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     """Mount a file system at a new folder, for as long as the test lasts."""
