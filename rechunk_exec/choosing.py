@@ -59,7 +59,7 @@ def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way)
     for way, stages in weighed.items():
         seconds = _seconds(stages)
         if way == winner:
-            why = _why(weighed, way)
+            why = _why(request, weighed, way)
         elif seconds <= won * NEAR:
             why = "not chosen: as fast within 2 %, but it moves more bytes, writes more objects or is less simple"
         else:
@@ -75,12 +75,14 @@ def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way)
     return tuple(alternatives)
 
 
-def _why(weighed: dict[Way, Stages], winner: Way) -> str:
+def _why(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> str:
     if winner == DIRECT and len(weighed) == 1:
         stage = weighed[winner][0]
         if stage.elements_read == stage.elements:
             return "chosen: one pass reads and writes everything once; two stages cannot be faster"
-        return "chosen: no two stages within the budget are faster"
+        limits = (request.max_objects, request.min_object_bytes, request.max_temp_bytes)
+        bounds = "the budget" if limits == (None, None, None) else "the budget and the limits"
+        return f"chosen: no two stages within {bounds} are faster"
     if len(weighed) == 1:
         return "chosen: the only one that fits in max_mem"
     if _seconds(weighed[winner]) == min(map(_seconds, weighed.values())):

@@ -80,7 +80,7 @@ class CostModel:
     """Tasks that the executor runs side by side; 1 where it is not known."""
     stage_s: float = 0.005
     """Seconds that it takes to start a stage on workers that have ended the one before. Part of the predicted time
-    where it is known that there are several; a third stage always has to save them."""
+    where it is known that there are several; a third stage has to save several times as much."""
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rechunk_exec.algorithm import plan
+from rechunk_exec.algorithm import DEEPER_STARTS, plan
 from rechunk_exec.candidates import per_count, region_sizes
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
@@ -146,8 +146,8 @@ def test_plans_are_as_fast_as_the_best_of_all(longest: int, most_axes: int, most
         for way in oracles.ways(request, most_stages):
             staged = oracles.all_staged(request, way)
             if staged is not None:
-                start_s = request.cost.stage_s - request.cost.start_s if way.stages > 2 else 0.0
-                seconds.append(float(staged.seconds.min()) + start_s)
+                starts_s = DEEPER_STARTS * request.cost.stage_s if way.stages > 2 else 0.0
+                seconds.append(float(staged.seconds.min()) + starts_s)
         fastest = min(seconds)
         ratios.append(plan(request).predicted_s / fastest)
         assert ratios[-1] <= 1.1
@@ -397,7 +397,7 @@ def test_dear_operations_take_a_third_stage() -> None:
 
 
 def test_a_small_array_is_not_worth_a_third_stage() -> None:
-    request = _request((30, 20), (1, 20), (30, 1), 900)
+    request = _request((40, 40, 20), (1, 40, 20), (40, 4, 4), 16_000)
     assert len(plan(request).stages) == 2
     assert len(plan(replace(request, cost=replace(request.cost, stage_s=0.0))).stages) == 3
 

@@ -475,16 +475,16 @@ def test_a_disk_too_small_for_the_intermediates_is_found_while_planning(
 def test_a_disk_with_room_for_one_intermediate_gets_no_more(
     tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    array = make_array(tmp_path / "larger", (40, 40, 20), (1, 40, 20))
+    array = make_array(tmp_path / "larger", (80, 80, 40), (1, 80, 40))
 
     def plan() -> rx.Plan:
-        job = rx.rechunk(array, (40, 4, 4), 16_000, tmp_path / "target", executor="serial", progress=False)
+        job = rx.rechunk(array, (80, 4, 4), 32_000, tmp_path / "target", executor="serial", progress=False)
         assert isinstance(job.plan, rx.Plan)
         return job.plan
 
-    assert plan().temp_bytes == 256_000
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000, total=1, used=1))
-    assert plan().temp_bytes == 128_000
+    assert plan().temp_bytes == 2_048_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_500_000, total=1, used=1))
+    assert plan().temp_bytes == 1_024_000
 
 
 @pytest.fixture
