@@ -9,7 +9,7 @@ from rechunk_exec.grid import clip
 from rechunk_exec.plans import Alternative, Plan, StagePlan
 from rechunk_exec.request import PlanRequest
 from rechunk_exec.search import DIRECT, unchecked_stage
-from rechunk_exec.sizes import format_bytes
+from rechunk_exec.sizes import bytes_text
 from rechunk_exec.weighing import NEAR, Stages, Way
 
 _COUNTS = ("one stage", "two stages", "three stages", "four stages")
@@ -69,8 +69,8 @@ def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way)
     if stage is None or stage.elements_read > stage.elements:
         once = _reading_once(request)
         if once.peak_bytes > request.max_mem:
-            needed = f"{once.peak_bytes} bytes ({format_bytes(once.peak_bytes)})"
-            why = f"not possible: needs max_mem of at least {needed}, got {format_bytes(request.max_mem)}"
+            needed, got = bytes_text(once.peak_bytes), bytes_text(request.max_mem)
+            why = f"not possible: needs max_mem of at least {needed}, got {got}"
             alternatives.append(Alternative.of("one stage, all read once", (once,), chosen=False, why=why))
     return tuple(alternatives)
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -477,8 +478,12 @@ def test_a_disk_with_room_for_one_intermediate_gets_no_more(
 ) -> None:
     array = make_array(tmp_path / "larger", (80, 80, 40), (1, 80, 40))
 
+    model = replace(rx.CostModel.local(), deeper_s=0.0)
+
     def plan() -> rx.Plan:
-        job = rx.rechunk(array, (80, 4, 4), 32_000, tmp_path / "target", executor="serial", progress=False)
+        job = rx.rechunk(
+            array, (80, 4, 4), 32_000, tmp_path / "target", executor="serial", progress=False, cost_model=model
+        )
         assert isinstance(job.plan, rx.Plan)
         return job.plan
 
