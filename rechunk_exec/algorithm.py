@@ -5,7 +5,7 @@
    :class:`~rechunk_exec.errors.BudgetError` that names it.
 2. One stage: every combination of the regions worth weighing that fits (:mod:`rechunk_exec.search`).
 3. Two and three stages, through uncompressed intermediates of one object a chunk, or one a task; unless what is known
-   already is faster than any of them can be.
+   already is faster than any of them can be. A third has to save ``CostModel.deeper_s``.
 4. Choice (:mod:`rechunk_exec.choosing`): least predicted time; among those within 2 % least traffic, then fewest
    objects, then more tasks than the executor runs at once, then fewest tasks (regions as large as the budget allows),
    then least memory. On a disk intermediates of one object a task have to be faster than that.
@@ -31,10 +31,6 @@ from rechunk_exec.search import DIRECT, TWO, Axes, best, keeps_limits, rows_of, 
 from rechunk_exec.weighing import NEAR, Rows, Stages, Way
 
 __all__ = ["MOST_CHUNK_BYTES", "PlanRequest", "SourceLayout", "TargetLayout", "plan"]
-_MOST_PLAIN = 2
-"""Stages that any plan may have."""
-_WORTH_A_STAGE_S = 1.0
-"""Seconds that each stage beyond those has to save: it has a store to make and remove, and workers that wait for it."""
 
 
 def plan(request: PlanRequest) -> Plan:
@@ -102,15 +98,14 @@ def _weighed(request: PlanRequest) -> dict[Way, Stages]:
     if one is not None and (request.most_stages == 1 or _beats_any_two(request, one)):
         return {DIRECT: one}
     found = [] if direct is None else [direct]
+    known = sum(stage.predicted_s for stage in least) if keeps_limits(request, least) else math.inf
     for way in _ways(request):
-        fastest = min((float(rows.seconds.min()) for rows in found), default=math.inf)
+        fastest = min((known, *(float(rows.seconds.min()) for rows in found)))
         if request.cost.in_flight_scales and any(way.sharded):
             # on a disk it has to be faster than what is nearly as fast as the fastest: see choosing
             fastest /= NEAR**2
-        if way.stages > _MOST_PLAIN:
-            fastest -= _WORTH_A_STAGE_S * (way.stages - _MOST_PLAIN)
-            if fastest <= 0:
-                continue
+        if way.stages > 2:
+            fastest = (fastest - request.cost.deeper_s) / NEAR
         rows = rows_of(request, way, options, fastest)
         if rows is not None:
             found.append(rows)

@@ -21,11 +21,13 @@ from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
+from rechunk_exec.plans import Plan
 from rechunk_exec.preparation import Undertaking
 from rechunk_exec.request import RAW_SHARD_WRITE, Limits, SourceLayout, TargetLayout
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
+from rechunk_exec.tasks import ArrayRef
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_nodes
 
 Mode: TypeAlias = Literal["fail", "overwrite", "resume"]
@@ -199,6 +201,9 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     )
     try:
         plan = plan_for_workers(layouts, budget, cost_model, workers) if begun is None else begun.plan
+        if begun is None and _passes_disk(plan, places.temp):
+            one = replace(limits, max_temp_bytes=plan.stages[0].nbytes)
+            plan = plan_for_workers(replace(layouts, limits=one), budget, cost_model, workers)
     except BudgetError as refusal:
         refusal.args = (f"{refusal}; the array is {places.source}",)
         raise
@@ -220,6 +225,14 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     return Rechunked(
         JobParts(work=work, executor=runner, owned=isinstance(executor, str), verify=verify, progress=progress)
     )
+
+
+def _passes_disk(plan: Plan, temp: ArrayRef | None) -> bool:
+    """Whether a plan has two intermediates at once where the disk has no room for them."""
+    if temp is None or plan.temp_bytes <= plan.stages[0].nbytes:
+        return False
+    free = storage.free_bytes(temp)
+    return free is not None and free < plan.temp_bytes
 
 
 def _finer(stored: storage.StoredArray) -> SourceLayout | None:

@@ -9,7 +9,7 @@ from rechunk_exec.grid import clip
 from rechunk_exec.plans import Alternative, Plan, StagePlan
 from rechunk_exec.request import PlanRequest
 from rechunk_exec.search import DIRECT, unchecked_stage
-from rechunk_exec.sizes import format_bytes
+from rechunk_exec.sizes import bytes_text
 from rechunk_exec.weighing import NEAR, Stages, Way
 
 _COUNTS = ("one stage", "two stages", "three stages", "four stages")
@@ -59,7 +59,7 @@ def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way)
     for way, stages in weighed.items():
         seconds = _seconds(stages)
         if way == winner:
-            why = _why(weighed, way)
+            why = _why(request, weighed, way)
         elif seconds <= won * NEAR:
             why = "not chosen: as fast within 2 %, but it moves more bytes, writes more objects or is less simple"
         else:
@@ -69,18 +69,20 @@ def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way)
     if stage is None or stage.elements_read > stage.elements:
         once = _reading_once(request)
         if once.peak_bytes > request.max_mem:
-            needed = f"{once.peak_bytes} bytes ({format_bytes(once.peak_bytes)})"
-            why = f"not possible: needs max_mem of at least {needed}, got {format_bytes(request.max_mem)}"
+            needed, got = bytes_text(once.peak_bytes), bytes_text(request.max_mem)
+            why = f"not possible: needs max_mem of at least {needed}, got {got}"
             alternatives.append(Alternative.of("one stage, all read once", (once,), chosen=False, why=why))
     return tuple(alternatives)
 
 
-def _why(weighed: dict[Way, Stages], winner: Way) -> str:
+def _why(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> str:
     if winner == DIRECT and len(weighed) == 1:
         stage = weighed[winner][0]
         if stage.elements_read == stage.elements:
             return "chosen: one pass reads and writes everything once; two stages cannot be faster"
-        return "chosen: no two stages within the budget are faster"
+        limits = (request.max_objects, request.min_object_bytes, request.max_temp_bytes)
+        bounds = "the budget" if limits == (None, None, None) else "the budget and the limits"
+        return f"chosen: no two stages within {bounds} are faster"
     if len(weighed) == 1:
         return "chosen: the only one that fits in max_mem"
     if _seconds(weighed[winner]) == min(map(_seconds, weighed.values())):

@@ -80,9 +80,12 @@ class CostModel:
     """Cores that these rates stand for."""
     tasks_at_once: int = 1
     """Tasks that the executor runs side by side; 1 where it is not known."""
-    stage_s: float = 0.0002
-    """Seconds that it takes to start a stage on workers that have ended the one before; where it is known that there
-    are several."""
+    stage_s: float = 0.005
+    """Seconds that it takes to start a stage on workers that have ended the one before. Part of the predicted time
+    where it is known that there are several."""
+    deeper_s: float = 1.0
+    """Seconds that a third stage has to save: two intermediates take twice the room, and small arrays are not worth
+    that. No part of the predicted time."""
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"
@@ -92,7 +95,7 @@ class CostModel:
         for name in (*rates, "in_flight", "cores", "tasks_at_once"):
             if not getattr(self, name) > 0:
                 raise PlanError(f"CostModel.{name} must be positive; got {getattr(self, name)!r}")
-        for name in ("operation_s", "stage_s"):
+        for name in ("operation_s", "stage_s", "deeper_s"):
             if not getattr(self, name) >= 0:
                 raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
 

@@ -30,7 +30,7 @@ from rechunk_exec.preparation import (
 from rechunk_exec.report.progress import progress as progress_display
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.resuming import take_back
-from rechunk_exec.sizes import format_bytes
+from rechunk_exec.sizes import bytes_text
 from rechunk_exec.staging import stages_of
 from rechunk_exec.storage import FinishedRecord
 from rechunk_exec.tasks import CopyTask, Stage
@@ -84,7 +84,7 @@ class Rechunked:
         lines = [f"rechunk {places.source}", f"     to {places.target}"]
         if self._work.intermediates:
             temp_bytes = self.plan.temp_bytes
-            lines.append(f"    via {places.temp}, which holds {format_bytes(temp_bytes)} ({temp_bytes} bytes)")
+            lines.append(f"    via {places.temp}, which holds {bytes_text(temp_bytes)}")
         if self._work.resumed is not None:
             lines.append(f"   goes on with the job begun at {self._work.resumed.begun}")
         lines += [f"   note: {note}" for note in self._work.design.notes]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
 from rechunk_exec.grid import Grid, elements_touched, units_touched
-from rechunk_exec.sizes import count_text, format_bytes
+from rechunk_exec.sizes import bytes_text, count_text, format_bytes
 
 _INTERMEDIATE = re.compile(r"temp-[1-9][0-9]{0,3}")
 
@@ -265,18 +265,18 @@ class Plan:
 
     def __str__(self) -> str:
         first = self.stages[0]
-        nbytes = format_bytes(first.nbytes)
+        nbytes = bytes_text(first.nbytes)
         way = " -> ".join([first.source, *(stage.target for stage in self.stages)])
         temp = "no temporary store is used"
         if self.temp_bytes:
-            temp = f"a temporary store holds up to {format_bytes(self.temp_bytes)}, then is removed"
+            temp = f"a temporary store holds up to {bytes_text(self.temp_bytes)}, then is removed"
         stages = "one stage" if len(self.stages) == 1 else f"{len(self.stages)} stages"
         return (
-            f"Copy {first.shape} of {first.itemsize}-byte elements ({nbytes}) in {stages}: {way}; {temp}.\n"
+            f"Copy {first.shape} of {first.itemsize}-byte elements, {nbytes}, in {stages}: {way}; {temp}.\n"
             f"{count_text(self.tasks, 'task')}, {count_text(self.operations, 'operation')}, "
             f"{count_text(self.objects, 'object')} written, "
             f"traffic {self.traffic:.4g} array sizes, "
-            f"peak memory {format_bytes(self.peak_bytes)} of {format_bytes(self.max_mem)} a worker, "
+            f"peak memory {bytes_text(self.peak_bytes)} of {bytes_text(self.max_mem)} a worker, "
             f"about {_seconds(self.predicted_s)}."
         )
 
@@ -302,15 +302,15 @@ def _stage_table(stages: Sequence[StagePlan]) -> str:
 
 def _stage_lines(number: int, stage: StagePlan) -> str:
     chunks = f" in chunks of {stage.chunk}" if stage.chunk != stage.write_unit else ""
-    read_bytes = format_bytes(stage.elements_read * stage.itemsize)
+    read_bytes = bytes_text(stage.elements_read * stage.itemsize)
     each = f"{stage.tasks_per_worker} x {format_bytes(stage.task_bytes)}"
     return (
         f"Stage {number}, {stage.source} -> {stage.target}: {count_text(stage.tasks, 'task')}, "
         f"each copies {stage.region}\n"
         f"  reads   {count_text(stage.read_units, 'unit')} of {stage.read_unit}, {read_bytes}, "
         f"{stage.read_amplification:.4g} times the array\n"
-        f"  writes  {count_text(stage.objects, 'object')} of {stage.write_unit}{chunks}, {format_bytes(stage.nbytes)}\n"
-        f"  memory  {format_bytes(stage.peak_bytes)} a worker: {each}, "
+        f"  writes  {count_text(stage.objects, 'object')} of {stage.write_unit}{chunks}, {bytes_text(stage.nbytes)}\n"
+        f"  memory  {bytes_text(stage.peak_bytes)} a worker: {each}, "
         f"{count_text(stage.threads, 'unit')} in flight\n"
         f"  time    about {_seconds(stage.predicted_s)}, {count_text(stage.operations, 'operation')}"
     )

@@ -91,6 +91,15 @@ def format_bytes(size: int) -> str:
     return f"{figures} {prefix if prefix == 'k' else prefix.upper()}B"
 
 
+def bytes_text(size: int) -> str:
+    """A size for people, with the exact number, to be copied, where it has more than three figures.
+
+    >>> bytes_text(999), bytes_text(128_000), bytes_text(1_607_467_008)
+    ('999 B', '128 kB (128000 bytes)', '1.61 GB (1607467008 bytes)')
+    """
+    return format_bytes(size) if size < 1000 else f"{format_bytes(size)} ({size} bytes)"
+
+
 def count_text(number: int, noun: str, form: str = "d") -> str:
     """A count with its noun, whose plural ends in s.
 

@@ -654,3 +654,24 @@ def test_as_many_requests_wait_side_by_side_as_an_object_store_serves(tmp_path: 
     )
     assert local.threads * local.tasks_per_worker == 2
     assert far.threads == 16
+
+
+def test_limits_bound_what_a_job_stores(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", (40, 40, 20), (1, 40, 20))
+
+    def plan(**limits: Any) -> rx.Plan:
+        options = {"executor": "serial", "progress": False, **limits}
+        planned = rx.rechunk(source, (40, 4, 4), 16_000, tmp_path / "target", **options).plan
+        assert isinstance(planned, rx.Plan)
+        return planned
+
+    free = plan()
+    assert free.temp_bytes == 128_000
+    assert plan(max_temp_bytes=0).temp_bytes == 0
+    assert plan(max_objects=free.objects - 1).objects < free.objects
+    assert all(math.prod(s.write_unit) * 4 >= 2_560 for s in plan(min_object_bytes="2560").stages)
+    with pytest.raises(rx.PlanError, match=r"target chunks \(40, 4, 4\) of 2560 bytes"):
+        plan(min_object_bytes=2_561)
+    for wrong in ({"max_objects": 0}, {"max_objects": 1.5}, {"min_object_bytes": -1}, {"max_temp_bytes": "lots"}):
+        with pytest.raises(rx.PlanError, match=next(iter(wrong))):
+            plan(**wrong)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -479,6 +480,25 @@ def test_a_disk_too_small_for_the_intermediates_is_found_while_planning(
     message = refusal(tmp_path, rx.StorageError, array, (40, 4, 4), 16_000, tmp_path / "target", executor="serial")
     for text in ("the temp store needs 128000 bytes", "has 100000 left"):
         assert text in message
+
+
+def test_a_disk_with_room_for_one_intermediate_gets_no_more(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = make_array(tmp_path / "larger", (80, 80, 40), (1, 80, 40))
+
+    model = replace(rx.CostModel.local(), deeper_s=0.0)
+
+    def plan() -> rx.Plan:
+        job = rx.rechunk(
+            array, (80, 4, 4), 32_000, tmp_path / "target", executor="serial", progress=False, cost_model=model
+        )
+        assert isinstance(job.plan, rx.Plan)
+        return job.plan
+
+    assert plan().temp_bytes == 2_048_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_500_000, total=1, used=1))
+    assert plan().temp_bytes == 1_024_000
 
 
 @pytest.fixture

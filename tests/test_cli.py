@@ -322,3 +322,14 @@ def test_sizes_that_cannot_be_read_are_refused(text: str) -> None:
 @pytest.mark.parametrize("seconds,verdict", [(0.2, "(healthy)"), (4.0, "(SLOW: ")])
 def test_slow_fresh_memory_is_called_slow(seconds: float, verdict: str) -> None:
     assert verdict in str(FreshMemory(touched_bytes=TOUCHED_BYTES, seconds=seconds))
+
+
+def test_limits_are_kept_or_refused_with_what_would_do(frame: Path, tmp_path: Path) -> None:
+    words = ("rechunk", frame, tmp_path / "series.zarr", *LAYOUT)
+    error = run_json(*words, "--max-objects", "8", code=3)["error"]
+    assert error["type"] == "PlanError"
+    assert "at least 9" in error["message"]
+    assert "--max-temp-bytes" in run(*words, "--max-temp-bytes", "lots", code=2).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["frame.zarr"]
+    run(*words, "--max-objects", "9", "--max-temp-bytes", "0", "--min-object-bytes", "12288")
+    assert_same_bits(tmp_path / "series.zarr")

@@ -11,7 +11,7 @@ from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.grid import clip
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Alternative, Plan, StagePlan
-from rechunk_exec.sizes import format_bytes
+from rechunk_exec.sizes import bytes_text, format_bytes
 from tests import oracles
 
 STAGE = StagePlan(
@@ -154,11 +154,12 @@ def test_the_explanation_has_every_figure(max_mem: str) -> None:
     text = plan.explain()
     assert text.startswith(str(plan))
     wanted: list[object] = [plan.tasks, plan.operations, plan.objects]
-    wanted += map(format_bytes, [plan.peak_bytes, plan.max_mem, plan.temp_bytes])
+    wanted += map(bytes_text, [plan.peak_bytes, plan.max_mem] + [plan.temp_bytes] * bool(plan.temp_bytes))
     for stage in plan.stages:
         wanted += [stage.source, stage.target, stage.read_unit, stage.write_unit, stage.region, stage.tasks]
         wanted += [stage.read_units, stage.objects]
-        wanted += map(format_bytes, [stage.elements_read * 4, stage.nbytes, stage.peak_bytes, stage.task_bytes])
+        wanted += map(bytes_text, [stage.elements_read * 4, stage.nbytes, stage.peak_bytes])
+        wanted.append(format_bytes(stage.task_bytes))
         wanted += [f"{stage.read_amplification:.4g} times", stage.operations]
     wanted += [
         word for one in plan.alternatives for word in (one.name, one.operations, one.objects, one.tasks, one.why)

@@ -218,6 +218,16 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
         )
 
 
+def free_bytes(ref: ArrayRef) -> int | None:
+    """Bytes that are free on the disk of a local place; None for other places, and where that is not known."""
+    path = local_path(ref)
+    try:
+        there = next((folder for folder in (path, *path.parents) if folder.exists()), None) if path else None
+        return None if there is None else shutil.disk_usage(there).free
+    except OSError:
+        return None
+
+
 def refuse_foreign_temp(place: ArrayRef) -> None:
     """Raise :class:`TargetExistsError` if the folder of intermediates holds something, and is not marked as ours."""
     if not holds_documents(place):  # a fork of an icechunk session, which nobody else has

@@ -28,7 +28,7 @@ class StopError(Exception):
 
 def job(source: ZarrArray, folder: Path, mode: Any = "resume", **options: Any) -> rx.Rechunked:
     options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
-    planned = rx.rechunk(source, CHUNKS, 6000, folder / "target", mode=mode, **options)
+    planned = rx.rechunk(source, CHUNKS, 8000, folder / "target", mode=mode, **options)
     assert [stage.tasks for stage in planned.plan.stages] == [FIRST, SECOND]
     return planned
 
