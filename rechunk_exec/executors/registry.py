@@ -105,7 +105,7 @@ def executor_named(name: str, workers: int | None = None) -> Executor:
         added = _added()
         if name not in added:
             raise PlanError(f"executor must be one of {', '.join(known_names())}; got {name!r}")
-        found = added[name]
+        found = _loaded(added[name])
     if isinstance(found, EntryPoint):
         found = _loaded(found)
     if workers is None:
