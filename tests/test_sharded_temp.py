@@ -251,7 +251,7 @@ def test_options_of_intermediates(tmp_path: Path, name: str, zarr_format: Any) -
             temp_options={"compressor": COMPRESSORS[name]}, cost_model=cost_model, mode="overwrite", progress=False,
         )  # fmt: skip
         assert len(job.plan.stages) == 2
-        found: list[tuple[Any, int]] = []
+        found: list[Any] = []
 
         def look(event: Event, found: list[Any] = found) -> None:
             if event.kind == "task" and not found:

@@ -35,8 +35,11 @@ from tests.values import Array, position_values, same_bits
 ROOT = Path(__file__).parents[2]
 SHAPE, CHUNKS, OLD_CHUNKS = (24, 24, 20), (24, 4, 4), (12, 8, 4)
 MAX_MEM = 6000
-TASKS = 12 + 30
-"""Of the two stages."""
+FORMS: dict[str, dict[str, Any]] = {
+    "chunks": {"temp_options": {"compressor": {"id": "lz4"}}},
+    "pieces": {"cost_model": "object"},
+}
+"""Options with which each chunk of the intermediate is an object, and each task's region."""
 EXECUTORS = ("serial", "threads", "processes", "dask")
 AIMS = ("group", "group", "group", "driver", "worker", "SIGTERM", "SIGINT")
 """Who is killed, and by what if not by SIGKILL; as often as it is named."""
@@ -77,7 +80,9 @@ def _counts(counter: Counter[str]) -> str:
 class Scene:
     """A source, a place for a target and intermediates, and things of other people that must survive."""
 
-    def __init__(self, folder: Path, executor: str, seconds: float = 0.02, *, replaces: bool = False) -> None:
+    def __init__(
+        self, folder: Path, executor: str, seconds: float = 0.02, *, replaces: bool = False, form: str = "chunks"
+    ) -> None:
         self.folder = folder
         self.source = folder / "source"
         self.target = folder / "target"
@@ -98,7 +103,20 @@ class Scene:
             max_mem=MAX_MEM,
             executor=executor,
             seconds=seconds,
+            options=FORMS[form],
         )
+        stages = rx.rechunk(
+            self.source,
+            CHUNKS,
+            MAX_MEM,
+            self.target,
+            temp_store=self.temp,
+            executor="serial",
+            progress=False,
+            **FORMS[form],
+        ).plan.stages
+        assert [stage.chunk == stage.write_unit for stage in stages] == [form == "chunks", True]
+        self.tasks = sum(stage.tasks for stage in stages)
         if replaces:  # an array of the same values is there already, whose chunks have some of the same keys
             rx.rechunk(self.source, OLD_CHUNKS, MAX_MEM * 2, self.target, executor="serial", progress=False).execute()
 
@@ -147,7 +165,7 @@ class Scene:
             assert self.holds_the_answer()
         elif state == "unfinished":
             status = rx.status(self.target)
-            assert (status.total, status.done) == (TASKS, len(self.journalled()))
+            assert (status.total, status.done) == (self.tasks, len(self.journalled()))
             if (self.target / "zarr.json").exists():
                 report = rx.verify(self.source, self.target)
                 assert report.unfinished
@@ -203,9 +221,10 @@ class Killing:
         self._attempt(None)
         self.scene.check_finished()
         begun = Counter(tasks_begun(self.scene.log))
-        assert len(begun) == TASKS
-        self.figures.tasks += TASKS
-        self.figures.reruns += sum(begun.values()) - TASKS
+        tasks = self.scene.tasks
+        assert len(begun) == tasks
+        self.figures.tasks += tasks
+        self.figures.reruns += sum(begun.values()) - tasks
 
     def _attempt(self, aim: str | None) -> None:
         scene = self.scene
@@ -214,7 +233,7 @@ class Killing:
         driver = scene.start()
         try:
             if aim is not None:
-                self._wait_for_a_moment(driver, TASKS - len(known), sum(ran_before.values()))
+                self._wait_for_a_moment(driver, scene.tasks - len(known), sum(ran_before.values()))
                 self._kill(driver, aim)
             output, errors = driver.communicate(timeout=_PATIENCE_S)
         finally:
@@ -227,7 +246,7 @@ class Killing:
         if aim is None or (aim == "worker" and driver.returncode == 0):
             assert driver.returncode == 0, errors
             told = json.loads(output.splitlines()[-1])["tasks"]
-            assert told == (0 if state == "finished" else TASKS - len(known))
+            assert told == (0 if state == "finished" else scene.tasks - len(known))
             scene.check_finished()
         else:
             self.figures.found[scene.check_killed()] += 1
@@ -287,13 +306,15 @@ def _end_group(driver: subprocess.Popen[str]) -> None:
 
 
 def run_jobs(folder: Path, executors: tuple[str, ...], kills: int, seed: int, figures: Figures) -> None:
-    """Run jobs, each killed up to four times, until there were so many kills; the executors take turns."""
+    """Run jobs, each killed up to four times, until there were so many kills; executors and forms take turns."""
     chance = random.Random(seed)
     number = 0
     while sum(figures.kills.values()) < kills:
         place = folder / f"job-{number}"
         place.mkdir()
-        scene = Scene(place, executors[number % len(executors)], replaces=number // len(executors) % 2 == 1)
+        turn = number // len(executors)
+        form = list(FORMS)[(turn + turn // 2) % 2]
+        scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form)
         left = kills - sum(figures.kills.values())
         Killing(scene, chance, figures).run(min(left, chance.randint(2, 4)))
         shutil.rmtree(place)

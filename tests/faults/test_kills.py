@@ -18,7 +18,7 @@ import zarr
 import rechunk_exec as rx
 from tests.conftest import Needs
 from tests.faults.driver import tasks_begun
-from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, TASKS, Figures, Killing, Scene, run_jobs
+from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, Figures, Killing, Scene, run_jobs
 from tests.jobs import make_array
 from tests.values import position_values, same_bits
 
@@ -54,7 +54,7 @@ def test_an_end_on_request_loses_no_task_that_was_done_and_tells_how_to_go_on(ai
 
 def test_a_finished_job_is_not_begun_again(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "serial", seconds=0.0)
-    for tasks in (TASKS, 0):
+    for tasks in (scene.tasks, 0):
         output, errors = scene.start().communicate(timeout=60)
         assert json.loads(output.splitlines()[-1])["tasks"] == tasks, errors
         scene.check_finished()
