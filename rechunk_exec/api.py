@@ -15,7 +15,7 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
-from rechunk_exec.cost import CostModel
+from rechunk_exec.cost import CostModel, resolve
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
@@ -76,8 +76,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     temp_store : str, os.PathLike or zarr store, optional
         Where intermediates go, if the plan needs any; None puts them in the target's folder.
     temp_options : dict, optional
-        For intermediates, which are uncompressed without: ``compressor`` or ``compressors``, as in
-        ``target_options``.
+        For intermediates: ``compressor`` or ``compressors``, as in ``target_options``. Without, they are uncompressed,
+        unless the cost model says that their store is slow (``CostModel.temp_bps``).
     executor : str, executor, concurrent.futures.Executor, or callable
         What runs the tasks: ``"threads"``, ``"processes"``, ``"serial"``, or see :mod:`rechunk_exec.executors`.
     array_name : str, optional
@@ -178,14 +178,16 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
-    temp = storage.temp_form(stored, temp_options or {}, places.temp)
+    if not temp_options:
+        before = None if begun is None else begun.fingerprint
+        temp_options = storage.lz4_options(stored, before, resolve(cost_model).compresses_temp)
+    temp = storage.temp_form(stored, temp_options, places.temp)
     fingerprint = replace(
         storage.fingerprint(
             stored, places.source, design.like, max_mem=budget, temp=None if temp_store is None else places.temp
         ),
         temp_codecs=temp.codecs,
     )
-
     layouts = Layouts(
         shape=stored.shape,
         itemsize=itemsize,
@@ -197,6 +199,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         shard_scratch=temp.pieces or RAW_SHARD_WRITE,
         temp_reading=temp.reading,
         temp_writing=temp.writing,
+        compressed_temp=bool(temp.codecs),
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
     try:
@@ -219,7 +222,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         resumed=begun,
         plan=plan,
         temp_name=temp_name,
-        temp_options=temp_options or {},
+        temp_options=temp_options,
         session=storage.session_target(places.target, design.like.metadata.zarr_format),
     )
     return Rechunked(

@@ -44,6 +44,8 @@ class Layouts:
     """What reading an intermediate holds."""
     temp_writing: WriteScratch = RAW_WRITE
     """What writing one holds of which each chunk is an object."""
+    compressed_temp: bool = False
+    """Whether intermediates are compressed, which takes time and saves bytes."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -58,6 +60,7 @@ def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.Cost
     model = cost.resolve(cost_model)
     if cost_model == "local":
         model = model.scaled(workers.workers * workers.cores_per_worker)
+    model = model.with_temp(compressed=layouts.compressed_temp)
     if not layouts.has_temp_place:
         # Rather no intermediate; a plan that needs one is refused by who knows the places, with its size.
         try:

@@ -69,3 +69,19 @@ def test_rates_that_are_not_positive_are_refused(name: str, value: Any) -> None:
         replace(CostModel.local(), operation_s=-1e-9)
     with pytest.raises(PlanError, match="at least one core"):
         CostModel.local().scaled(0)
+
+
+def test_intermediates_are_compressed_where_their_store_is_slow() -> None:
+    local = CostModel.local()
+    assert local.with_temp(compressed=False) is local
+    assert not local.compresses_temp
+    slow = [replace(local, temp_bps=bps).compresses_temp for bps in (1e7, 1e8, 5e8, 3e9, 1e11)]
+    assert slow == [True, True, True, False, False]
+    noise = replace(local, temp_bps=1e8, temp_ratio=1.05)
+    assert not noise.compresses_temp
+    rates = replace(local, temp_bps=3e8, temp_ratio=2.0).with_temp(compressed=True)
+    assert rates.raw_write_bps == pytest.approx(6e8)
+    with pytest.raises(PlanError, match="temp_bps"):
+        replace(local, temp_bps=0.0)
+    with pytest.raises(PlanError, match="temp_ratio"):
+        replace(local, temp_ratio=0.5)

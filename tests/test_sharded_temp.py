@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,34 @@ def test_an_intermediate_that_compresses_needs_its_codecs_memory(source: ZarrArr
         return refused.value.needed_bytes
 
     assert 0 < least() <= least(temp_options={"compressor": numcodecs.LZ4()})
+
+
+def test_on_a_slow_store_intermediates_are_compressed(source: ZarrArray, tmp_path: Path) -> None:
+    def job(bps: float | None, **options: Any) -> rx.Rechunked:
+        model = replace(rx.CostModel.local(), temp_bps=bps)
+        options = {"temp_store": tmp_path / "temp", "mode": "overwrite", "progress": False, **options}
+        return rx.rechunk(
+            source, SERIES, MAX_MEM, tmp_path / "target", executor="serial", cost_model=model, **options
+        )  # fmt: skip
+
+    found: list[bool] = []
+
+    def look(event: Event) -> None:
+        (place,) = (tmp_path / "temp").glob("*/temp-1")
+        found.append("lz4" in str(zarr.open_array(place, mode="r").compressors))
+
+    for bps, compressed in ((None, False), (1e10, False), (1e8, True)):
+        found.clear()
+        made = job(bps)
+        assert len(made.plan.stages) == 2
+        assert_exact(made.execute(on_event=look), source)
+        assert set(found) == {compressed}
+    stop_after(job(1e8), 4)
+    again = job(None, mode="resume")  # goes on with what was begun
+    found.clear()
+    assert_exact(again.execute(on_event=look), source)
+    assert set(found) == {True}
+    raw = job(1e8, temp_options={"compressor": None})
+    found.clear()
+    raw.execute(on_event=look)
+    assert set(found) == {False}

@@ -31,7 +31,13 @@ from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
 from rechunk_exec.storage.devicecodec import Device, try_device, use_device
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
-from rechunk_exec.storage.intermediates import TempForm, assembled_in_memory, design_intermediate, temp_form
+from rechunk_exec.storage.intermediates import (
+    TempForm,
+    assembled_in_memory,
+    design_intermediate,
+    lz4_options,
+    temp_form,
+)
 from rechunk_exec.storage.journal import (
     MERGED_AT_ONCE,
     FinishedRecord,
@@ -135,6 +141,7 @@ __all__ = [
     "layout_differences",
     "layout_members",
     "local_path",
+    "lz4_options",
     "mark_temp",
     "merging",
     "new_temp_name",

@@ -16,7 +16,7 @@ from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, WriteScratch
 from rechunk_exec.storage.bodies import takes_without_copies
 from rechunk_exec.storage.create import Design, compressors_of, prototype
-from rechunk_exec.storage.identity import layout_members
+from rechunk_exec.storage.identity import Fingerprint, layout_members
 from rechunk_exec.storage.pieces import in_pieces
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray
 from rechunk_exec.storage.stores import local_path, open_store
@@ -24,6 +24,8 @@ from rechunk_exec.storage.translate import carry_over
 from rechunk_exec.tasks import ArrayRef
 
 _NAMES = ("compressor", "compressors")
+LZ4_OPTIONS: Mapping[str, Any] = {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 1}}
+"""What intermediates are compressed with where nothing else was asked for: least time, for most of what it saves."""
 _NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -121,6 +123,24 @@ def temp_form(source: StoredArray, options: Mapping[str, Any], place: ArrayRef |
 def _codecs(like: StoredArray) -> str:
     members = layout_members(like)
     return members.get("codecs") or members.get("compressor", "")
+
+
+def lz4_options(source: StoredArray, begun: Fingerprint | None, wished: bool) -> Mapping[str, Any]:
+    """Return the options of intermediates where the user gave none.
+
+    Parameters
+    ----------
+    source : StoredArray
+    begun : Fingerprint, optional
+        Of the job that is gone on with, whose intermediates are as they are.
+    wished : bool
+        Whether the cost model has them compressed.
+    """
+    if source.codec is None:
+        return _NO_OPTIONS
+    if begun is None:
+        return LZ4_OPTIONS if wished else _NO_OPTIONS
+    return LZ4_OPTIONS if begun.temp_codecs == temp_form(source, LZ4_OPTIONS, None).codecs else _NO_OPTIONS
 
 
 def assembled_in_memory(place: ArrayRef | None) -> int:
