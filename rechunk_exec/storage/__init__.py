@@ -20,6 +20,7 @@ from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
+from rechunk_exec.storage.bodies import copies_received
 from rechunk_exec.storage.create import (
     Design,
     TargetWishes,
@@ -210,15 +211,16 @@ def read_scratch(stored: StoredArray, read_unit: Index | None = None) -> ReadScr
     """Return what reading a unit of the array, or a finer one, holds besides the region."""
     if stored.codec is None:
         return ReadScratch(stored=2, decoded=2, in_place=False)
-    # A store that is no local disk hands over bytes of its own, which are copied once.
-    copies = 1 if _objects(stored).streams else 2
+    # A file is read to where it is wanted, a store that is no local disk hands over bytes of its own.
+    local = _objects(stored).streams
+    copies = 1 if local else copies_received(stored.array.store)
     if read_unit is not None:
         # Some units are fetched and decoded at once: straight, or through scratch where a region cuts them.
-        piece_bytes = min(PIECE_BYTES * (1 if copies == 1 else 8), stored.chunk_bytes)
+        piece_bytes = min(PIECE_BYTES * (1 if local else 8), stored.chunk_bytes)
         units = max(1.0, piece_bytes / (prod(read_unit) * stored.dtype.itemsize))
-        return ReadScratch(stored=(copies - stored.codec.raw) * units, decoded=units, in_place=False)
+        return ReadScratch(stored=(copies - (stored.codec.raw and local)) * units, decoded=units, in_place=False)
     if stored.codec.raw:
-        return ReadScratch(stored=copies - 1, decoded=1, in_place=stored.codec.c_order)
+        return ReadScratch(stored=0 if local else copies, decoded=1, in_place=stored.codec.c_order)
     between = max(0, len(stored.codec.codecs) - 1) + (not stored.codec.decodes_into)
     return ReadScratch(stored=copies + between, decoded=1, in_place=stored.codec.c_order)
 

@@ -78,6 +78,11 @@ def takes_without_copies(store: Store) -> bool:
     return is_s3fs(store) or isinstance(store, ObjectStore)
 
 
+def copies_received(store: Store) -> int:
+    """Return how many times the bytes of an answer are in memory: fsspec's clients join the parts that came."""
+    return 2 if isinstance(store, FsspecStore) else 1
+
+
 def buffer_for(store: Store, content: memoryview) -> Buffer:
     """Return an object's bytes as zarr gives them to a store."""
     if is_s3fs(store) and len(content) >= _LENT_FROM:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, WriteScratch
-from rechunk_exec.storage.bodies import takes_without_copies
+from rechunk_exec.storage.bodies import copies_received, takes_without_copies
 from rechunk_exec.storage.create import Design, compressors_of, prototype
 from rechunk_exec.storage.identity import Fingerprint, layout_members
 from rechunk_exec.storage.pieces import in_pieces
@@ -99,14 +99,13 @@ def temp_form(source: StoredArray, options: Mapping[str, Any], place: ArrayRef |
     codec = like.codec
     if codec is None:
         return TempForm(codecs=_codecs(like) if options else "", reading=RAW_READ, writing=RAW_WRITE, pieces=None)
-    assembled = assembled_in_memory(place)
-    copies = 2 if assembled else 1
+    assembled, copies = assembled_in_memory(place), _received(place)
     if codec.raw:
         # Pieces are gathered for a file, and copied to where they belong in an object that is in memory.
         pieces = WriteScratch(gathered=0 if assembled else 1, stored=0, assembled=assembled)
         return TempForm(
             codecs="",
-            reading=ReadScratch(stored=copies - 1, decoded=1),
+            reading=ReadScratch(stored=copies if assembled else 0, decoded=1),
             writing=WriteScratch(gathered=1, stored=0, assembled=assembled),
             pieces=pieces if _may_be_sharded(source) else None,
         )
@@ -150,6 +149,16 @@ def assembled_in_memory(place: ArrayRef | None) -> int:
     try:
         return 1 if takes_without_copies(open_store(place, read_only=True)) else 2
     except StorageError:  # told by who writes there
+        return 2
+
+
+def _received(place: ArrayRef | None) -> int:
+    """Return how many times stored bytes are in memory when they are read."""
+    if place is None or local_path(place) is not None:
+        return 1
+    try:
+        return copies_received(open_store(place, read_only=True))
+    except StorageError:
         return 2
 
 

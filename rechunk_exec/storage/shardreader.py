@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch
+from rechunk_exec.storage.bodies import copies_received
 from rechunk_exec.storage.direct import DirectReader, Entries
 from rechunk_exec.storage.objectbase import Objects
 from rechunk_exec.storage.ranges import FILE_GAP_BYTES, STORE_GAP_BYTES, Joined, join
@@ -73,8 +74,7 @@ class ShardReader(DirectReader):
         super().__init__(stored, objects)
         assert stored.index is not None
         self.index = stored.index
-        # What a store hands over is copied once; a file is read to where it is decoded from.
-        self.copies = 1 if objects.streams else 2
+        self.copies = 1 if objects.streams else copies_received(stored.array.store)
         self.most_bytes = _FILE_BYTES if objects.streams else _STORE_BYTES
         self._none = stored.index.empty()
         self.gap_bytes = FILE_GAP_BYTES if objects.streams else STORE_GAP_BYTES

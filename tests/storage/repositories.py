@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def nothing_is_committed(repo: Any) -> Iterator[None]:
 
 def one_stage(source: object, session: Any, **options: Any) -> rx.Rechunked:
     """A job of one stage and a dozen tasks into a session."""
-    options = {"executor": "serial", "progress": False, "array_name": "layers/series", **options}
+    quick = replace(rx.CostModel.local(), stage_s=0.0)  # so small an array is worth a second stage
+    options = {"executor": "serial", "progress": False, "array_name": "layers/series", "cost_model": quick, **options}
     job = rx.rechunk(source, (20, 4, 4), 12_000, session.store, **options)
     assert len(job.stages) == 1
     assert len(job.stages[0]) >= 12
@@ -104,7 +106,8 @@ def one_stage(source: object, session: Any, **options: Any) -> rx.Rechunked:
 
 def two_stages(source: object, session: Any, temp: object, **options: Any) -> rx.Rechunked:
     """A job that needs an intermediate, into a session."""
-    options = {"executor": "serial", "progress": False, "array_name": "layers/series", **options}
+    quick = replace(rx.CostModel.local(), stage_s=0.0)  # so small an array is worth a second stage
+    options = {"executor": "serial", "progress": False, "array_name": "layers/series", "cost_model": quick, **options}
     job = rx.rechunk(source, (20, 4, 4), 16_000, session.store, temp_store=temp, **options)
     assert len(job.stages) == 2
     return job

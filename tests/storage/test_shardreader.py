@@ -119,8 +119,8 @@ def test_what_is_held_at_once_stays_within_what_there_is_to_spare(monkeypatch: p
         elements, _ = read(reader, (0, 0, 0), SHAPE, spare_bytes)
         assert same_bits(elements, values)
         ranges = [one for one in store.take() if isinstance(one, RangeByteRequest)]
-        assert all(one.end - one.start <= max(1024, spare_bytes // 2) for one in ranges)
-        assert len(ranges) >= values.nbytes // max(1024, spare_bytes // 2)
+        assert all(one.end - one.start <= max(1024, spare_bytes) for one in ranges)
+        assert len(ranges) >= values.nbytes // max(1024, spare_bytes)
 
 
 @pytest.mark.parametrize("codec", CODECS)
