@@ -589,9 +589,11 @@ def test_a_process_that_is_ended_within_a_line_leaves_it_to_be_run_again(tmp_pat
     batch = begin_two_stages(tmp_path)
     waiting = (
         "import os, sys, time\nimport rechunk_exec as rx\nfrom rechunk_exec.storage.direct import DirectWriter\n"
-        "write = DirectWriter.write\n"
-        "def slow(*words):\n    os.write(1, b'writing\\n')\n    time.sleep(2)\n    return write(*words)\n"
-        "DirectWriter.write = slow\n"
+        "from rechunk_exec.storage.pieces import PieceWriter\n"
+        "def slowed(write):\n"
+        "    def slow(*words):\n        os.write(1, b'writing\\n')\n        time.sleep(2)\n        return write(*words)\n"
+        "    return slow\n"
+        "for writer in (DirectWriter, PieceWriter):\n    writer.write = slowed(writer.write)\n"
         f"sys.argv = ['rechunk-exec', 'run-task', {str(batch.jobs)!r}, '--index', '1']\n"
         "from rechunk_exec.cli import main\nsys.exit(main())\n"
     )
