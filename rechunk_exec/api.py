@@ -74,7 +74,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         Arguments of :func:`zarr.create_array` that replace what is carried over from the source (``compressors``,
         ``filters``, ``fill_value``, ...), or rechunker's ``compressor``.
     temp_store : str, os.PathLike or zarr store, optional
-        Where intermediates go, if the plan needs any; None puts them in the target's folder.
+        Where intermediates go, if the plan needs any; None puts them beside the target.
     temp_options : dict, optional
         For intermediates: ``compressor`` or ``compressors``, as in ``target_options``. Without, they are uncompressed,
         unless the cost model says that their store is slow (``CostModel.temp_bps``).

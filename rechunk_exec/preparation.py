@@ -94,8 +94,6 @@ def refuse_places(work: Undertaking) -> None:
     storage.refuse_unwritable(places.target, _METADATA_BYTES, "target")
     if work.intermediates:
         for name, array in (("source", places.source), ("target", places.target)):
-            if array is places.target and storage.is_inside(work.temp, array):
-                continue
             try:
                 storage.refuse_overlap(array, work.temp)
             except PlanError as error:

@@ -428,18 +428,9 @@ def test_a_foreign_thing_in_the_place_of_intermediates_keeps_the_target_as_it_is
     tmp_path: Path, source: ZarrArray
 ) -> None:
     make_array(tmp_path / "target", (3, 3), (1, 3))
-    job = rx.rechunk(
-        source,
-        (8, 6, 1),
-        1300,
-        tmp_path / "target",
-        temp_store=tmp_path / "temp",
-        mode="overwrite",
-        executor="serial",
-        progress=False,
-    )
+    job = rx.rechunk(source, (8, 6, 1), 1300, tmp_path / "target", mode="overwrite", executor="serial", progress=False)
     place = Path(str(job.stages[0].target.store), job.stages[0].target.path).parent
-    place.mkdir(parents=True)
+    place.mkdir()
     (place / "notes.txt").write_text("precious")
     before = snapshot(tmp_path)
     with pytest.raises(rx.TargetExistsError, match="must be free or ours"):

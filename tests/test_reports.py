@@ -623,7 +623,7 @@ def test_i44_the_intermediate_lies_beside_the_target_and_its_bytes_are_told(tmp_
     job = staged(epochs, tmp_path / "sub" / "target", temp_store=None)
     assert snapshot(tmp_path) == before
     place = Path(str(job.stages[0].target.store), job.stages[0].target.path)
-    assert tmp_path / "sub" / "target" in place.parents  # in the target's own folder, where zarr looks for no node
+    assert place.parent.parent == tmp_path / "sub"
     assert job.plan.temp_bytes == 40 * 40 * 20 * 4
     assert "128000 bytes" in repr(job)
     assert str(place.parent) in repr(job)

@@ -151,7 +151,7 @@ _OPTIONS = (
         metavar="SIZE",
         help="Memory of one worker process over its idle footprint: 8GB, 512MiB, ...",
     ),
-    click.option("--temp-store", metavar="PATH", help="Where intermediates go; in the target's folder if not given."),
+    click.option("--temp-store", metavar="PATH", help="Where intermediates go; beside the target if not given."),
     click.option("--array", metavar="NAME", help="Path of the array inside TARGET."),
     click.option(
         "--mode",

@@ -116,18 +116,23 @@ class BloscBytes:
     into = True
 
     def __init__(self, cname: str, clevel: int, shuffle: int, blocksize: int, typesize: int) -> None:
-        self.cname, self.clevel, self.shuffle = cname.encode(), clevel, shuffle
-        self.sizes = {"blocksize": blocksize, "typesize": typesize}
+        self.arguments: dict[str, Any] = {
+            "cname": cname.encode(),
+            "clevel": clevel,
+            "shuffle": shuffle,
+            "blocksize": blocksize,
+            "typesize": typesize,
+        }
         self.encodes_into = can_compress_into()
 
     def encode(self, content: Any, allocate: Allocate | None = None) -> bytes | memoryview:
         if allocate is not None and self.encodes_into:
             view = memoryview(content).cast("B")
             out = allocate(len(view) + MOST_OVERHEAD)
-            length = compress_into(view, out, cname=self.cname, clevel=self.clevel, shuffle=self.shuffle, **self.sizes)
+            length = compress_into(view, out, **self.arguments)
             if length:
                 return out[:length]
-        frame: bytes = blosc.compress(content, self.cname, self.clevel, self.shuffle, **self.sizes)
+        frame: bytes = blosc.compress(content, **self.arguments)
         return frame
 
     def decode(self, content: Any, out: Any | None = None) -> Any:

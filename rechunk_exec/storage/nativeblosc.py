@@ -3,8 +3,8 @@
 ``numcodecs.blosc.compress`` returns new bytes: for a chunk of 2 MB, 2 MB of fresh pages for the frame at its longest,
 then a copy of what it came to. Over 2 GB of such chunks the kernel handed out 185,000 pages, a tenth of the copy's
 processor time. The extension module of numcodecs exports the function beneath (`blosc_compress_ctx
-<https://github.com/Blosc/c-blosc/blob/main/blosc/blosc.h>`_, the same since c-blosc 1.7); where it does not, as on
-systems that hide such names, numcodecs' own function serves as before.
+<https://github.com/Blosc/c-blosc/blob/main/blosc/blosc.h>`_); where it does not, as on systems that hide such names,
+numcodecs' own function serves as before.
 """
 
 from __future__ import annotations

@@ -28,10 +28,7 @@ from rechunk_exec.storage.stores import is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
-_INSIDE = f"{PREFIX}/.temp"
-"""In the target's own folder: beside it, zarr would warn of it wherever it lists the members of a group."""
 _BESIDE = ".rechunk_exec-temp"
-"""Where jobs that were begun by an earlier version had it."""
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -62,26 +59,20 @@ def _name_in_temp(target: ArrayRef) -> str:
 
 
 def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str) -> ArrayRef | None:
-    """Return the folder of a job's intermediates: in ``temp``, or in the target's own; None if there is no place.
+    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if there is no beside.
 
-    ``name`` is what the job's record says; "" for one of an earlier version. A target in icechunk has no place in it.
+    ``name`` is that of the folder in ``temp``, as the job's record says; "" for a job of an earlier version. A target
+    in icechunk has no beside.
     """
     target = _real_place(target)
     if temp is not None:
         return child(temp, name or _name_in_temp(target))
-    if not holds_documents(target) or not (target.path or isinstance(target.store, str)):
+    if not holds_documents(target):
         return None
-    # The same for all: who moves or copies the target can go on there.
-    if name:
-        return child(target, _INSIDE)
+    # Named by the target alone: who moves or copies the target with what is beside it can go on there.
     if target.path:
         return replace(target, path=target.path + _BESIDE)
-    return replace(target, store=f"{target.store}{_BESIDE}")
-
-
-def is_inside(place: ArrayRef, target: ArrayRef) -> bool:
-    """Whether a folder of intermediates is in the target's own."""
-    return place == child(_real_place(target), _INSIDE)
+    return replace(target, store=target.store + _BESIDE) if isinstance(target.store, str) else None
 
 
 def _real_place(ref: ArrayRef) -> ArrayRef:

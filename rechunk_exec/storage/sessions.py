@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,22 +32,22 @@ if TYPE_CHECKING:
     from rechunk_exec.storage.stored import StoredArray
 
 
-class SessionPlace:
+class SessionPlace(ABC):
     """What stands for a session's store in the stages of one job: it pickles as an :class:`IcechunkFork`."""
 
     @property
+    @abstractmethod
     def store(self) -> IcechunkStore:
         """The store that tasks of this process use."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def loss_in_copies(self) -> str:
         """What keeps other processes from the repository, or ""."""
-        raise NotImplementedError
 
+    @abstractmethod
     def done(self, index: int) -> None:
         """Note a task that has written to the store itself."""
-        raise NotImplementedError
 
 
 def session_store(store: object) -> Store | None:

@@ -285,6 +285,7 @@ def test_a_failure_while_writing_leaves_no_parts_and_no_open_files(
         return real(self, elements, allocate)
 
     worker.run(stage[0])
+    gc.collect()  # of earlier tests
     before = open_descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(ChunkCodec, "encode", encode)
@@ -301,6 +302,7 @@ def test_an_object_that_cannot_be_replaced_leaves_no_parts(threads: int, tmp_pat
     stage = simple_stage(tmp_path, threads=threads)
     (tmp_path / "target/c/1/0").mkdir(parents=True)
     worker = Worker()
+    gc.collect()  # of earlier tests
     before = open_descriptors()
     with pytest.raises(StorageError, match="cannot write"):
         worker.run(stage[0])

@@ -168,7 +168,9 @@ def test_workers_that_the_cluster_gave_up_are_started_again(tmp_path: Path) -> N
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}), DaskExecutor(workers=2) as executor:
         executor.task_function = Recording(tmp_path, dies={(0, 0): 1, (0, 1): 1})
         report = executor.staged_copy([make_stage(0, 10)])
-        assert (report.tasks, report.retries) == (10, 2)
+        assert report.tasks == 10
+        # In 10 ms a worker may be back already, have been given its task again, and be given up all the same.
+        assert 2 <= report.retries <= 4
 
 
 def test_an_interrupt_ends_the_processes_that_it_started(tmp_path: Path) -> None:

@@ -28,16 +28,10 @@ def test_the_same_frame(cname: str, shuffle: int, typesize: int, blocksize: int)
 
 
 def test_the_frame_lies_in_the_buffer_that_was_given() -> None:
-    if not nativeblosc.can_compress_into():
-        pytest.skip("this system hides the C function")
     buffer = memoryview(bytearray(len(SMOOTH) + MOST_OVERHEAD))
     frame = BloscBytes("zstd", 5, blosc.SHUFFLE, 0, 4).encode(SMOOTH, lambda size: buffer[:size])
     assert isinstance(frame, memoryview)
     assert frame.obj is buffer.obj
-
-
-def test_the_linux_wheels_of_numcodecs_have_the_function() -> None:
-    assert nativeblosc.can_compress_into()
 
 
 def test_a_compressor_that_is_not_there_is_refused_as_numcodecs_words_it() -> None:
