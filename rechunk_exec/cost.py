@@ -86,7 +86,7 @@ class CostModel:
     """Cores that these rates stand for."""
     tasks_at_once: int = 1
     """Tasks that the executor runs side by side; 1 where it is not known."""
-    stage_s: float = 0.005
+    stage_s: float = 0.002
     """Seconds that it takes to start a stage on workers that have ended the one before. Part of the predicted time
     where it is known that there are several."""
     deeper_s: float = 1.0
