@@ -7,8 +7,8 @@
 3. Two and three stages, through uncompressed intermediates of one object a chunk, or one a task; unless what is known
    already is faster than any of them can be. A third has to save ``CostModel.deeper_s``.
 4. Choice (:mod:`rechunk_exec.choosing`): least predicted time; among those within 2 % least traffic, then fewest
-   objects, then more tasks than the executor runs at once, then fewest tasks (regions as large as the budget allows),
-   then least memory. On a disk intermediates of one object a task have to be faster than that.
+   objects, then more tasks than the executor runs at once, then least memory of a task down to 64 MiB, and below that
+   fewest tasks. On a disk intermediates of one object a task have to be faster than that.
 5. The user's limits (:mod:`rechunk_exec.limits`): only plans that keep them are weighed; where there are none the error
    names the limit, and the memory, that would do.
 """

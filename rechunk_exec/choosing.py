@@ -10,7 +10,7 @@ from rechunk_exec.plans import Alternative, Plan, StagePlan
 from rechunk_exec.request import PlanRequest
 from rechunk_exec.search import DIRECT, unchecked_stage
 from rechunk_exec.sizes import bytes_text
-from rechunk_exec.weighing import NEAR, Stages, Way
+from rechunk_exec.weighing import ENOUGH, NEAR, Stages, Way
 
 _COUNTS = ("one stage", "two stages", "three stages", "four stages")
 
@@ -40,15 +40,17 @@ def _seconds(stages: Stages) -> float:
     return sum(stage.predicted_s for stage in stages)
 
 
-def _preference(request: PlanRequest, stages: Stages) -> tuple[float, int, bool, int, int]:
+def _preference(request: PlanRequest, stages: Stages) -> tuple[float, ...]:
     """What decides among plans of the same time; least is best."""
     slots = request.cost.tasks_at_once
+    held = max(stage.peak_bytes for stage in stages)
     return (
         sum(stage.traffic for stage in stages),
         sum(stage.objects for stage in stages),
         slots > 1 and min(stage.tasks for stage in stages) <= slots,
+        max(held, ENOUGH * request.tasks_per_worker),
         sum(stage.tasks for stage in stages),
-        max(stage.peak_bytes for stage in stages),
+        held,
     )
 
 

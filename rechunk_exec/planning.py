@@ -79,7 +79,7 @@ def plan_rechunk(  # noqa: PLR0913 - the signature is part of the public contrac
 
     >>> plan = plan_rechunk((389, 6898, 9618), 4, (1, 1024, 1024), (389, 256, 256), "8GB")
     >>> [stage.region for stage in plan.stages], plan.traffic
-    ([(389, 2048, 2048)], 2.0)
+    ([(389, 1024, 1024)], 2.0)
 
     In one chunk an epoch, it takes two, through an intermediate:
 

@@ -22,6 +22,9 @@ from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest
 
 NEAR = 1.02
 """Plans whose times are this near are as good as equal."""
+ENOUGH = 64 * 2**20
+"""Bytes of a task from which a larger one is no longer worth its memory: such a task takes some 50 ms, and memory that
+was never touched costs up to 2 seconds a GB until the kernel has cleared it."""
 EXACT = 2**52
 """Budgets are clipped to what float64 compares exactly."""
 _BATCH = 4096
@@ -98,7 +101,8 @@ class Rows:
         least = float(self.seconds.min())
         ceiling = (fastest if fastest > 0 and least <= fastest * NEAR else least) * NEAR
         near = np.flatnonzero(self.seconds <= ceiling)
-        keys = [self.seconds, self.held, self.tasks, ~self.busy, self.objects, self.traffic]
+        more_held = np.maximum(self.held, ENOUGH)
+        keys = [self.seconds, self.held, self.tasks, more_held, ~self.busy, self.objects, self.traffic]
         if any(self.way.sharded):
             # with an object a task, one object less would be paid with many pieces, which are slow to read
             keys.insert(-1, self.seconds)
