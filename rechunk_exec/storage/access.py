@@ -66,12 +66,12 @@ class Region:
 
     def overlap(self, low: Index, high: Index) -> tuple[Slices, Slices]:
         """Return where the box ``[low, high)`` and the region meet: seen from the region, and from the box."""
-        starts = tuple(map(max, self.start, low))
-        stops = tuple(map(min, self.stop, high))
-        return (
-            tuple(slice(a - s, b - s) for a, b, s in zip(starts, stops, self.start, strict=True)),
-            tuple(slice(a - s, b - s) for a, b, s in zip(starts, stops, low, strict=True)),
-        )
+        inside, seen = [], []
+        for begin, end, a, b in zip(self.start, self.stop, low, high, strict=True):  # a loop: each small chunk asks
+            first, last = max(begin, a), min(end, b)
+            inside.append(slice(first - begin, last - begin))
+            seen.append(slice(first - a, last - a))
+        return tuple(inside), tuple(seen)
 
     def part(self, low: Index, high: Index) -> NDArray[Any]:
         """Return a view of the elements that lie in the box ``[low, high)``."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Protocol
 
 import google_crc32c
@@ -82,10 +83,11 @@ class ChunkCodec:
 
     def frame(self, buffer: memoryview, shape: Sequence[int]) -> NDArray[Any]:
         """Return ``buffer`` as a chunk of ``shape`` elements whose memory order is the stored one."""
+        elements = np.frombuffer(buffer[: prod(shape) * self.dtype.itemsize], dtype=self.dtype)
+        if self.c_order:
+            return elements.reshape(shape)
         stored_shape = tuple(shape[axis] for axis in self.axes)
-        size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
-        elements = np.frombuffer(buffer[:size], dtype=self.dtype).reshape(stored_shape)
-        return elements.transpose(np.argsort(self.axes))
+        return elements.reshape(stored_shape).transpose(np.argsort(self.axes))
 
     def decode(self, stored: memoryview, out: memoryview) -> None:
         """Decode one chunk's stored bytes into ``out``, which has exactly the chunk's size."""

@@ -76,7 +76,9 @@ class DirectReader(UnitReader):
 
     def settle(self, content: memoryview, low: Index, region: Region, scratch: Scratch) -> None:
         """Decode the chunk that begins at ``low`` from its stored bytes, as far as it lies in the region."""
-        target = region.part(low, tuple(map(int.__add__, low, self.stored.chunk)))
+        inside, seen = region.overlap(low, tuple(map(int.__add__, low, self.stored.chunk)))
+        index: Any = (*inside, ...)
+        target = region.elements[index]
         if marks_fill(self.stored, content):
             target[...] = self.stored.absent
             return
@@ -93,8 +95,7 @@ class DirectReader(UnitReader):
             if not self.codec.raw:
                 buffer = scratch.decoded(self.chunk_bytes)[: self.chunk_bytes]
                 self.codec.decode(content, buffer)
-            high = tuple(map(int.__add__, low, self.stored.chunk))
-            target[...] = self.codec.frame(buffer, self.stored.chunk)[region.overlap(low, high)[1]]
+            target[...] = self.codec.frame(buffer, self.stored.chunk)[seen]
 
     def _straight(self, target: NDArray[Any]) -> memoryview | None:
         """Return the memory of a part of a region, if a chunk's bytes lie there as they are stored."""

@@ -109,7 +109,9 @@ class ShardReader(DirectReader):
         entries = self.shard_entries(key)
         chunks, places = unit.touched.sorted(self._none if entries is None else entries)
         chunks, places = chunks[unit.first : unit.last], places[unit.first : unit.last]
-        moved = sum(self.bytes_in(*self.unit_box(tuple(chunk))) for chunk in chunks.tolist())
+        lows = chunks * np.array(self.stored.chunk)
+        clipped = np.minimum(lows + np.array(self.stored.chunk), np.array(self.stored.shape)) - lows
+        moved = int(clipped.prod(axis=1).sum()) * self.codec.dtype.itemsize
         return Moved(moved, self._read_stored(key, chunks, places, region, scratch))
 
     def _read_stored(
