@@ -1,5 +1,6 @@
 """Jobs of three stages, from the plan to the last byte: copied, interrupted, resumed, verified."""
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -89,6 +90,21 @@ def test_a_job_goes_on_from_the_middle_of_any_stage(
     assert_exact(again.execute(), source)
     assert tasks_run(again) <= sum(totals(job)) - before
     assert not list((tmp_path / "temp").iterdir())
+
+
+def test_a_job_that_passes_limits_which_are_set_later_does_not_go_on(source: ZarrArray, tmp_path: Path) -> None:
+    job = begin(source, tmp_path)
+    stop_after(job, 5)
+    plan = job.plan
+    least = min(math.prod(stage.write_unit) * 4 for stage in plan.stages[:2])
+    kept = {"max_objects": plan.objects, "min_object_bytes": least, "max_temp_bytes": plan.temp_bytes}
+    passed = {"max_objects": plan.objects - 1, "min_object_bytes": least + 1, "max_temp_bytes": plan.temp_bytes - 1}
+    for name, value in passed.items():
+        with pytest.raises(rx.ResumeError, match=f"{name} is {value}"):
+            begin(source, tmp_path, mode="resume", **{name: value})
+    again = begin(source, tmp_path, mode="resume", **kept)
+    assert_exact(again.execute(), source)
+    assert tasks_run(again) == plan.tasks - 5
 
 
 def test_of_two_intermediates_that_were_lost_both_are_made_again(source: ZarrArray, tmp_path: Path) -> None:
