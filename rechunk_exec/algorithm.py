@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from rechunk_exec import limits
@@ -65,7 +66,15 @@ def plan(request: PlanRequest) -> Plan:
         within = _within_limits(replace(request, max_mem=needed))
         if isinstance(within, Plan):
             return replace(within, max_mem=request.max_mem)
-    raise limits.refusal(request, needed, planned)
+    raise limits.refusal(request, needed, _enough(request, planned))
+
+
+def _enough(request: PlanRequest, possible: Mapping[str, int]) -> Mapping[str, int]:
+    """Those of the values that are enough alone: room for an intermediate is not, if its objects pass another limit."""
+    room = possible.get("max_temp_bytes")
+    if room is None or isinstance(_within_limits(replace(request, max_temp_bytes=room)), Plan):
+        return possible
+    return {name: value for name, value in possible.items() if name != "max_temp_bytes"}
 
 
 def _within_limits(request: PlanRequest) -> Plan | dict[str, int]:

@@ -24,7 +24,7 @@ from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_re
 from rechunk_exec.plans import Plan
 from rechunk_exec.preparation import Undertaking
 from rechunk_exec.request import RAW_SHARD_WRITE, Limits, SourceLayout, TargetLayout
-from rechunk_exec.resuming import refuse_other_job, refuse_other_plan
+from rechunk_exec.resuming import refuse_other_job, refuse_other_plan, refuse_past_limits
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
 from rechunk_exec.tasks import ArrayRef
@@ -213,6 +213,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is not None:
         refuse_other_job(begun, fingerprint, workers, places.target)
         refuse_other_plan(begun, stored, design.like, places.target)
+        refuse_past_limits(begun, limits, places.target)
     work = Undertaking(
         places=places,
         stored=stored,

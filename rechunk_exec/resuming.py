@@ -7,6 +7,7 @@ was removed, or lost, is made again as far as that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,7 @@ from rechunk_exec.errors import ResumeError
 from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.grid import Box, Grid, clip
 from rechunk_exec.plans import StagePlan
+from rechunk_exec.request import Limits
 from rechunk_exec.results import TaskResult
 from rechunk_exec.tasks import ArrayRef, Stage
 from rechunk_exec.verification import VerifyReport
@@ -123,6 +125,24 @@ def refuse_other_plan(
         raise ResumeError(
             f"a job goes on by the plan that it was begun with; the one recorded at {target} was changed: "
             f"{'; '.join(wrong)}; nothing was touched; give mode='overwrite' to begin anew"
+        )
+
+
+def refuse_past_limits(begun: storage.JobRecord, limits: Limits, target: ArrayRef) -> None:
+    """Raise :class:`ResumeError` if a job that was begun passes limits that are set only now."""
+    plan = begun.plan
+    sizes = (math.prod(stage.write_unit) * stage.itemsize for stage in plan.stages[:-1])
+    passed = []
+    if limits.max_objects is not None and plan.objects > limits.max_objects:
+        passed.append(f"it writes {plan.objects} objects, and max_objects is {limits.max_objects}")
+    if limits.min_object_bytes is not None and (least := min(sizes, default=math.inf)) < limits.min_object_bytes:
+        passed.append(f"it writes objects of {least} bytes, and min_object_bytes is {limits.min_object_bytes}")
+    if limits.max_temp_bytes is not None and plan.temp_bytes > limits.max_temp_bytes:
+        passed.append(f"its intermediates hold {plan.temp_bytes} bytes, and max_temp_bytes is {limits.max_temp_bytes}")
+    if passed:
+        raise ResumeError(
+            f"a job goes on by the plan that it was begun with; the one at {target} passes what is asked now: "
+            f"{'; '.join(passed)}; nothing was touched; give no such limit, or mode='overwrite' to begin anew"
         )
 
 

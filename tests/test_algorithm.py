@@ -519,6 +519,61 @@ def test_limits_together_are_kept_together() -> None:
     assert all(math.prod(stage.write_unit) * 4 >= 1_500 for stage in planned.stages)
 
 
+def test_room_for_an_intermediate_is_no_remedy_if_its_objects_are_too_many() -> None:
+    request = replace(LIMITED, max_mem=5_000, max_objects=513, max_temp_bytes=0)
+    with pytest.raises(BudgetError, match="max_objects of at least"):
+        plan(replace(request, max_temp_bytes=request.nbytes))
+    with pytest.raises(BudgetError) as refused:
+        plan(request)
+    assert refused.value.limits == {}
+    assert "max_temp_bytes of at least" not in str(refused.value)
+    assert plan(replace(request, max_mem=refused.value.needed_bytes)).objects == 512
+
+
+def bounded(rng: random.Random) -> PlanRequest:
+    """A request with some limits that its target keeps, and little memory."""
+    request = transposing(rng, 12, rng.randint(1, 3))
+    target_bytes = math.prod(request.write_unit) * 4
+    limits: dict[str, int] = {}
+    if rng.random() < 0.7:
+        limits["max_objects"] = request.objects + rng.randint(0, 2 * request.objects)
+    if rng.random() < 0.5:
+        limits["min_object_bytes"] = rng.randint(1, target_bytes)
+    if rng.random() < 0.5:
+        limits["max_temp_bytes"] = rng.choice([0, 1, 2]) * request.nbytes
+    return replace(request, max_mem=int(request.max_mem * rng.uniform(0.3, 1)), **limits)  # type: ignore[arg-type]
+
+
+def assert_limits_are_kept(request: PlanRequest) -> None:
+    planned = plan(request)
+    assert planned.peak_bytes <= request.max_mem
+    assert planned.objects <= (request.max_objects or planned.objects)
+    assert planned.temp_bytes <= (planned.temp_bytes if request.max_temp_bytes is None else request.max_temp_bytes)
+    sizes = [math.prod(stage.write_unit) * request.itemsize for stage in planned.stages]
+    assert min(sizes) >= (request.min_object_bytes or 0)
+
+
+def test_what_a_refusal_names_is_enough_and_no_less_is() -> None:
+    refusals = 0
+    for seed in range(60):
+        request = bounded(random.Random(seed))
+        try:
+            assert_limits_are_kept(request)
+        except BudgetError as refused:
+            refusals += 1
+            assert_limits_are_kept(replace(request, max_mem=refused.needed_bytes))
+            with pytest.raises(BudgetError) as less:
+                plan(replace(request, max_mem=refused.needed_bytes - 1))
+            assert less.value.needed_bytes == refused.needed_bytes, seed
+            for name, value in refused.limits.items():
+                assert f"{name} of at {'most' if name == 'min_object_bytes' else 'least'} {value}" in str(refused)
+                assert_limits_are_kept(replace(request, **{name: value}))  # type: ignore[arg-type]
+                nearer = value + 1 if name == "min_object_bytes" else value - 1
+                with pytest.raises(PlanError):
+                    plan(replace(request, **{name: nearer}))  # type: ignore[arg-type]
+    assert refusals > 10
+
+
 @pytest.mark.parametrize("name", ["max_objects", "min_object_bytes", "max_temp_bytes"])
 def test_limits_below_zero_are_refused(name: str) -> None:
     with pytest.raises(PlanError, match=name):

@@ -176,7 +176,12 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize("damage", [lost, cut_short, emptied])
+def zeroed(path: Path) -> None:
+    """As a power cut may leave it: of the right size, and nothing was written."""
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [lost, cut_short, emptied, zeroed])
 def test_an_object_that_was_lost_or_torn_is_made_again(
     source: ZarrArray, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

@@ -1,6 +1,8 @@
 """Jobs of three stages, from the plan to the last byte: copied, interrupted, resumed, verified."""
 
+import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,10 @@ def source(tmp_path: Path) -> ZarrArray:
     return make_array(tmp_path / "source", (130, 120), (1, 120), attributes={"units": "m"})
 
 
-def begin(source: ZarrArray, folder: Path, **options: Any) -> rx.Rechunked:
+def begin(source: ZarrArray, folder: Path, max_mem: int = 4_000, **options: Any) -> rx.Rechunked:
     """A job from rows to columns, of several tasks in each of three stages."""
     options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
-    job = rx.rechunk(source, (130, 1), 4_000, folder / "target", cost_model=DEAR, **options)
+    job = rx.rechunk(source, (130, 1), max_mem, folder / "target", cost_model=DEAR, **options)
     assert [stage.target for stage in job.plan.stages] == NAMES
     assert min(stage.tasks for stage in job.plan.stages) > 10
     return job
@@ -90,6 +92,21 @@ def test_a_job_goes_on_from_the_middle_of_any_stage(
     assert not list((tmp_path / "temp").iterdir())
 
 
+def test_a_job_that_passes_limits_which_are_set_later_does_not_go_on(source: ZarrArray, tmp_path: Path) -> None:
+    job = begin(source, tmp_path)
+    stop_after(job, 5)
+    plan = job.plan
+    least = min(math.prod(stage.write_unit) * 4 for stage in plan.stages[:2])
+    kept = {"max_objects": plan.objects, "min_object_bytes": least, "max_temp_bytes": plan.temp_bytes}
+    passed = {"max_objects": plan.objects - 1, "min_object_bytes": least + 1, "max_temp_bytes": plan.temp_bytes - 1}
+    for name, value in passed.items():
+        with pytest.raises(rx.ResumeError, match=f"{name} is {value}"):
+            begin(source, tmp_path, mode="resume", **{name: value})
+    again = begin(source, tmp_path, mode="resume", **kept)
+    assert_exact(again.execute(), source)
+    assert tasks_run(again) == plan.tasks - 5
+
+
 def test_of_two_intermediates_that_were_lost_both_are_made_again(source: ZarrArray, tmp_path: Path) -> None:
     job = begin(source, tmp_path)
     first, second, last = totals(job)
@@ -113,6 +130,94 @@ def test_the_first_intermediate_is_not_made_again_where_only_the_second_is_read(
     again = begin(source, tmp_path, mode="resume")
     assert_exact(again.execute(), source)
     assert tasks_run(again) <= last - 5
+
+
+IN_SHARDS = 2_000
+"""Memory with which both intermediates have an object for each task that writes them."""
+
+
+def lost(path: Path, other: Path) -> None:
+    path.unlink()
+
+
+def cut_short(path: Path, other: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def overwritten(path: Path, other: Path) -> None:
+    path.write_bytes(bytes(7 * number % 256 for number in range(path.stat().st_size)))
+
+
+def zeroed(path: Path, other: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def swapped(path: Path, other: Path) -> None:
+    mine, others = path.read_bytes(), other.read_bytes()
+    assert len(mine) == len(others)
+    path.write_bytes(others)
+    other.write_bytes(mine)
+
+
+def flipped(path: Path, other: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+def stop_and_damage(source: ZarrArray, folder: Path, stage: int, damage: Callable[[Path, Path], None]) -> rx.Rechunked:
+    """A job stopped in the middle of a stage, of which two objects that are still to be read are damaged."""
+    job = begin(source, folder, IN_SHARDS, verify=True)
+    assert [one.chunk == one.write_unit for one in job.plan.stages] == [False, False, True]
+    stop_after(job, sum(totals(job)[:stage]) + 5)
+    (place,) = (folder / "temp").iterdir()
+    objects = sorted(path for path in (place / f"temp-{stage}" / "c").rglob("*") if path.is_file())
+    damage(objects[-1], objects[-2])
+    return job
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("damage", [lost, cut_short, overwritten, zeroed])
+@pytest.mark.parametrize("verify", [False, True])
+def test_an_object_between_two_stages_that_was_lost_or_torn_is_made_again(
+    source: ZarrArray, tmp_path: Path, stage: int, damage: Callable[[Path, Path], None], verify: bool
+) -> None:
+    job = stop_and_damage(source, tmp_path, stage, damage)
+    again = begin(source, tmp_path, IN_SHARDS, mode="resume", verify=verify)
+    assert_exact(again.execute(), source)
+    # One task of the stage before, and what is left; not what that task had read.
+    assert tasks_run(again) <= 1 + sum(totals(job)[stage:]) - 5
+
+
+@pytest.mark.parametrize("damage", [swapped, flipped])
+def test_raw_bytes_of_another_place_are_seen_by_who_verifies_and_made_again(
+    source: ZarrArray, tmp_path: Path, damage: Callable[[Path, Path], None]
+) -> None:
+    stop_and_damage(source, tmp_path, 2, damage)
+    with pytest.raises(rx.RechunkError, match="boxes differ"):
+        begin(source, tmp_path, IN_SHARDS, mode="resume", verify=True).execute()
+    assert rx.status(tmp_path / "target").state == "unfinished"
+    assert_exact(begin(source, tmp_path, IN_SHARDS, mode="resume", verify=True).execute(), source)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_object_that_is_damaged_while_a_job_runs_is_made_again_once_it_was_removed(
+    source: ZarrArray, tmp_path: Path, stage: int
+) -> None:
+    job = begin(source, tmp_path, IN_SHARDS)
+    before, done = sum(totals(job)[:stage]), 0
+
+    def overwrite(event: Event) -> None:
+        nonlocal done
+        done += event.kind == "task"
+        if done == before:
+            (place,) = (tmp_path / "temp").iterdir()
+            path = max(path for path in (place / f"temp-{stage}" / "c").rglob("*") if path.is_file())
+            overwritten(path, path)
+
+    with pytest.raises(rx.TaskError, match="remove it and resume") as failed:
+        job.execute(on_event=overwrite)
+    assert failed.value.stage == stage
+    assert_exact(begin(source, tmp_path, IN_SHARDS, mode="resume").execute(), source)
 
 
 def test_a_failure_in_the_middle_names_both_intermediates(source: ZarrArray, tmp_path: Path) -> None:

@@ -117,8 +117,11 @@ class UnitReader(ABC):
             return self.read(unit, region, scratch)
         except StorageError as error:
             key = self.object_of(unit)
+            remedy = ""
+            if self.stored.intermediate and error.permanent:
+                remedy = "; remove it and resume the job: what is missing of an intermediate is made again"
             raise StorageError(
-                f"{error}; the object is {key} of {self.stored.array.store_path}", permanent=error.permanent
+                f"{error}; the object is {key} of {self.stored.array.store_path}{remedy}", permanent=error.permanent
             ) from error
 
     def refuse_vanished(self) -> None:

@@ -7,6 +7,7 @@ pass it over.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +62,13 @@ class Documents:
 
     def read(self, name: str) -> str | None:
         """Return a document, or None if there is none of this name."""
-        content = self._objects.read(f"{PREFIX}/{name}{_ENDING}", lambda size: memoryview(bytearray(size)))
+        key = f"{PREFIX}/{name}{_ENDING}"
+
+        def refuse_part(content: memoryview) -> None:
+            if not _is_json(content):
+                self._objects.refuse_short(key, len(content))
+
+        content = self._objects.read(key, lambda size: memoryview(bytearray(size)), use=refuse_part)
         return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
     def names(self, folder: str = "", *, filled: bool = False) -> list[str]:
@@ -126,6 +133,14 @@ class Documents:
 
     def _list(self, folder: str) -> list[str]:
         return list_names(self._store, self._path(folder))
+
+
+def _is_json(content: memoryview) -> bool:
+    try:
+        json.loads(bytes(content))
+    except ValueError:
+        return False
+    return True
 
 
 def missing_folders(ref: ArrayRef) -> tuple[Path, ...]:

@@ -1,8 +1,9 @@
 """Whether the objects that a finished task wrote are there, whole. Layer: storage.
 
 A result tells how many objects a task has stored and how many bytes. On a local disk both are looked up: files may be
-lost or cut short by a power cut, or by people. Other stores put an object whole or not at all, and there only the
-number of an intermediate's objects is looked up, from one listing.
+lost or cut short by a power cut, or by people; or be as long as they were and hold zeros, which is seen in the index of
+a shard. Other stores put an object whole or not at all, and there only the number of an intermediate's objects is
+looked up, from one listing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from zarr.core.sync import sync
 from rechunk_exec.errors import StorageError
 from rechunk_exec.results import TaskResult
 from rechunk_exec.storage.documents import forget_listings
+from rechunk_exec.storage.files import LocalObjects
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
@@ -56,10 +58,12 @@ class Presence:
         if self._folder is None and self._keys is None:
             return True
         sizes = [size for key in self._object_keys(start, stop) if (size := self._size(key)) is not None]
-        told = result.stored_bytes_written  # 0 where zarr does not tell
+        if len(sizes) != result.objects_written:
+            return False
         if self._keys is not None:
-            return len(sizes) == result.objects_written
-        return len(sizes) == result.objects_written and all(sizes) and told in {0, sum(sizes)}
+            return True
+        told = result.stored_bytes_written  # 0 where zarr does not tell
+        return all(sizes) and told in {0, sum(sizes)} and all(map(self._has_index, self._object_keys(start, stop)))
 
     def _object_keys(self, start: tuple[int, ...], stop: tuple[int, ...]) -> list[str]:
         unit = self._stored.write_unit
@@ -75,6 +79,22 @@ class Presence:
             return (self._folder / key).stat().st_size
         except OSError:
             return None
+
+    def _has_index(self, key: str) -> bool:
+        """Whether an object that is there is no shard, or a shard whose index can be read."""
+        index = self._stored.index
+        if index is None:
+            return True
+        assert self._folder is not None
+        try:
+            content = LocalObjects(self._folder).read(
+                key, start=0 if index.at_start else -index.nbytes, length=index.nbytes
+            )
+            if content is not None:
+                index.decode(content, key)
+        except StorageError:
+            return False
+        return True
 
 
 async def _keys(store: Store, prefix: str) -> list[str]:

@@ -240,6 +240,37 @@ class ExecutorContract(SharedRuns):
         names = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")}
         assert names == {"source.zarr", "target.zarr"}, "the intermediate has gone"
 
+    def test_a_whole_job_of_three_stages(self, executor: Executor, tmp_path: Path) -> None:
+        # Operations so slow that they are saved by a third stage, and by intermediates of one object a task.
+        dear = replace(rx.CostModel.object(), operation_s=5.0, deeper_s=0.0)
+        values = position_values((64, 64))
+        source = zarr.create_array(tmp_path / "source.zarr", shape=values.shape, chunks=(1, 64), dtype="f4")
+        source[...] = values
+        shape = worker_shape(executor)
+        job = rx.rechunk(
+            tmp_path / "source.zarr",
+            (64, 1),
+            2_000 * (1 if shape.elastic else shape.tasks_per_worker),
+            tmp_path / "target.zarr",
+            executor=executor,
+            cost_model=dear,
+            verify=True,
+            progress=False,
+        )
+        first, middle, last = (stage.plan for stage in job.stages)
+        assert min(first.tasks, middle.tasks, last.tasks) > 1
+        assert (first.chunk, middle.chunk) != (first.write_unit, middle.write_unit), "an object holds several pieces"
+        target = job.execute()
+        assert np.asarray(target[...]).tobytes() == values.tobytes()
+        assert job.report is not None
+        assert [(r.stage, r.index) for r in job.report.results] == [(t.stage, t.index) for t in job.tasks()]
+        written = [sum(r.objects_written for r in job.report.results if r.stage == number) for number in range(3)]
+        assert written == [stage.objects for stage in job.plan.stages]
+        status = rx.status(tmp_path / "target.zarr")
+        assert [one.done for one in status.stages] == [first.tasks, middle.tasks, last.tasks]
+        names = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")}
+        assert names == {"source.zarr", "target.zarr"}, "the intermediates have gone"
+
     def test_it_says_what_it_is(self, executor: Executor) -> None:
         assert isinstance(executor, Executor)
         assert executor.name

@@ -40,7 +40,12 @@ class Order:
     beat_s: float = 10.0
     stale_s: float = 60.0
     options: dict[str, Any] = field(default_factory=dict)
-    """For the function ``rechunk``."""
+    """For the function ``rechunk``; a cost model by its members, as JSON knows them."""
+
+    def exact_options(self) -> dict[str, Any]:
+        """The options as the function takes them."""
+        model = self.options.get("cost_model")
+        return self.options | ({"cost_model": rx.CostModel(**model)} if isinstance(model, dict) else {})
 
     def command(self) -> list[str]:
         """The command that runs it."""
@@ -106,7 +111,7 @@ def main(text: str) -> None:
             executor=executor,
             mode=order.mode,  # type: ignore[arg-type]
             progress=False,
-            **order.options,
+            **order.exact_options(),
         )
         job.execute()
     assert job.report is not None

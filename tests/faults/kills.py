@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,15 @@ from tests.values import Array, position_values, same_bits
 ROOT = Path(__file__).parents[2]
 SHAPE, CHUNKS, OLD_CHUNKS = (24, 24, 20), (24, 4, 4), (12, 8, 4)
 MAX_MEM = 6000
+DEAR = replace(rx.CostModel.object(), operation_s=5.0, deeper_s=0.0)
 FORMS: dict[str, dict[str, Any]] = {
     "chunks": {"temp_options": {"compressor": {"id": "lz4"}}},
     "pieces": {"cost_model": "object"},
+    "three stages": {"cost_model": asdict(DEAR)},
 }
-"""Options with which each chunk of the intermediate is an object, and each task's region."""
+"""Options with which each chunk of the intermediate is an object; each task's region; and that of two intermediates."""
+WHOLE_CHUNKS = {"chunks": [True, True], "pieces": [False, True], "three stages": [False, False, True]}
+"""For each stage, whether each chunk that it writes is an object."""
 EXECUTORS = ("serial", "threads", "processes", "dask")
 AIMS = ("group", "group", "group", "driver", "worker", "SIGTERM", "SIGINT")
 """Who is killed, and by what if not by SIGKILL; as often as it is named."""
@@ -113,9 +117,9 @@ class Scene:
             temp_store=self.temp,
             executor="serial",
             progress=False,
-            **FORMS[form],
+            **self.order.exact_options(),
         ).plan.stages
-        assert [stage.chunk == stage.write_unit for stage in stages] == [form == "chunks", True]
+        assert [stage.chunk == stage.write_unit for stage in stages] == WHOLE_CHUNKS[form]
         self.tasks = sum(stage.tasks for stage in stages)
         if replaces:  # an array of the same values is there already, whose chunks have some of the same keys
             rx.rechunk(self.source, OLD_CHUNKS, MAX_MEM * 2, self.target, executor="serial", progress=False).execute()
@@ -313,7 +317,7 @@ def run_jobs(folder: Path, executors: tuple[str, ...], kills: int, seed: int, fi
         place = folder / f"job-{number}"
         place.mkdir()
         turn = number // len(executors)
-        form = list(FORMS)[(turn + turn // 2) % 2]
+        form = list(FORMS)[turn % len(FORMS)]
         scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form)
         left = kills - sum(figures.kills.values())
         Killing(scene, chance, figures).run(min(left, chance.randint(2, 4)))

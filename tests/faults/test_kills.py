@@ -34,6 +34,15 @@ def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, lon
     assert sum(figures.kills.values()) >= 4
 
 
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_killed_in_three_stages_and_resumed(executor: str, tmp_path: Path, long: bool, needs: Needs) -> None:
+    if executor == "dask":
+        needs("distributed")
+    figures = Figures()
+    Killing(Scene(tmp_path, executor, form="three stages"), random.Random(17), figures).run(12 if long else 3)
+    assert figures.rerun_although_done == 0
+
+
 @pytest.mark.parametrize("aim", ["SIGTERM", "SIGINT"])
 def test_an_end_on_request_loses_no_task_that_was_done_and_tells_how_to_go_on(aim: str, tmp_path: Path) -> None:
     scene = Scene(tmp_path, "processes", seconds=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,52 @@ def test_requests_that_fail_and_answers_cut_short(layout: str, how: tuple[Any, s
         assert store.seen.failed > 5
         assert store.seen.truncated > 1
         assert 0 < job.report.store_retries <= store.seen.failed + store.seen.truncated
+
+
+THREE_STAGES = replace(rx.CostModel.object(), operation_s=5.0)
+"""Operations so slow that three stages save more of them than they cost, and each task writes one object."""
+
+
+def in_three_stages(store: FaultyStore, **options: Any) -> rx.Rechunked:
+    job = rechunk(store, ((130, 1), "6kB"), cost_model=THREE_STAGES, **options)
+    assert [stage.chunk == stage.write_unit for stage in job.plan.stages] == [False, False, True]
+    return job
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_third_request_fails_and_objects_show_late_in_three_stages(sharded: bool) -> None:
+    content = MemoryStore({})
+    shards = {"chunks": (1, 30), "shards": (1, 120)} if sharded else {"chunks": (1, 120)}
+    make_array(content, (130, 120), name="source", **shards)  # type: ignore[arg-type]
+    store = FaultyStore(content, Faults(seed=13, fails=1 / 3, truncates=0.1, hides_s=0.05))
+    with retry_policy(replace(QUICK, tries=30)):
+        job = in_three_stages(store, executor="serial")
+        job.execute()
+    exact(content)
+    assert job.report is not None
+    assert job.report.retries == 0, "no task is run again for it"
+    assert store.seen.failed > 300
+    assert store.seen.truncated > 20
+    assert store.seen.hidden > 0
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_an_object_of_pieces_that_is_lost_in_the_middle_is_an_error_and_resume_makes_it_again(stage: int) -> None:
+    content = MemoryStore({})
+    source = make_array(content, (130, 120), (1, 120), name="source")
+    store = FaultyStore(content, Faults(loses=f"temp-{stage}/c/3/0"))
+    with retry_policy(RetryPolicy(tries=3, first_wait_s=0.001)):
+        with pytest.raises(rx.TaskError, match=rf"temp-{stage}/c/3/0 .*not there; it was tried 3 times") as failed:
+            in_three_stages(store, executor="serial").execute()
+        assert failed.value.stage == stage
+        store.faults = Faults()
+        (key,) = [key for key in content._store_dict if key.endswith(f"temp-{stage}/c/3/0")]
+        del content._store_dict[key]
+        again = in_three_stages(store, executor="serial", mode="resume")
+        assert_exact(again.execute(), source)
+    assert again.report is not None
+    assert again.report.tasks < again.plan.tasks
+    exact(content)
 
 
 def test_the_longer_waits_of_every_day(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import zarr
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage import array_ref
+from rechunk_exec.storage import RetryPolicy, array_ref, retry_policy
 from rechunk_exec.storage.documents import Documents, missing_folders, remove_empty
 from rechunk_exec.tasks import ArrayRef
+from tests.faults.stores import Faults, FaultyStore
 from tests.storage.arrays import Place, make, read_by_zarr
 
 
@@ -119,3 +120,13 @@ def test_folders_that_are_missing_are_removed_again_only_if_they_are_empty(tmp_p
     remove_empty(made)
     assert list(tmp_path.iterdir()) == []
     assert missing_folders(ArrayRef(store=MemoryStore(), path="a")) == ()
+
+
+@pytest.mark.parametrize("text", ['{"a": {"b": 1}, "c": "' + "x" * 50 + '"}', "no JSON"])
+def test_a_document_of_which_a_part_came_is_asked_for_again(text: str) -> None:
+    store = FaultyStore(MemoryStore(), Faults(seed=2, truncates=0.5))
+    with retry_policy(RetryPolicy(tries=30, first_wait_s=0.001, longest_wait_s=0.01)):
+        documents = Documents(ArrayRef(store=store), read_only=False)
+        documents.write("one/x", text)
+        assert {documents.read("one/x") for _ in range(10)} == {text}
+    assert store.seen.truncated > 2

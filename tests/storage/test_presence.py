@@ -64,6 +64,27 @@ def test_files_that_are_lost_or_torn_are_not(
     assert not held(ref)
 
 
+def spoilt(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("index_location", ["start", "end"])
+def test_a_shard_of_the_right_size_is_torn_if_its_index_cannot_be_read(tmp_path: Path, index_location: str) -> None:
+    shards = {"shape": (2, 6), "index_location": index_location}
+    ref = make(tmp_path, SHAPE, (1, 3), "i4", values=position_values(SHAPE, "i4"), shards=shards, compressors=None)
+    files = [tmp_path / "c/1" / number for number in "01"]
+    result = written(objects=2, stored=sum(path.stat().st_size for path in files))
+    assert held(ref, result)
+    spoilt(files[1], 0 if index_location == "start" else -1)
+    assert not held(ref, result)
+    spoilt(files[1], 0 if index_location == "start" else -1)
+    assert held(ref, result)
+    files[0].write_bytes(bytes(files[0].stat().st_size))
+    assert not held(ref, result)
+
+
 def test_a_file_that_is_empty_is_torn_also_where_sizes_are_not_told(tmp_path: Path) -> None:
     ref = array_at(tmp_path)
     emptied(tmp_path / "c" / "1" / "2")

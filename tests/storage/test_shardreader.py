@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.codecs import BloscCodec, ZstdCodec
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.codecs import BloscCodec, BytesCodec, ShardingCodec, ZstdCodec
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.storage import MemoryStore, WrapperStore
 
 from rechunk_exec.copy.buffers import ScratchBuffers
-from rechunk_exec.storage import ArrayRef, Region, UnitReader, finer_read_unit, open_array, open_reader
+from rechunk_exec.errors import StorageError
+from rechunk_exec.storage import (
+    ArrayRef,
+    Region,
+    RetryPolicy,
+    UnitReader,
+    finer_read_unit,
+    open_array,
+    open_reader,
+    retry_policy,
+)
 from rechunk_exec.storage.direct import DirectReader
 from rechunk_exec.storage.shardreader import ShardReader
 from tests.storage.arrays import Shape, box_of, make
@@ -141,6 +151,34 @@ def test_a_source_that_lost_its_metadata_is_seen_where_a_whole_group_is_absent()
     reader = open_reader(ref)
     region = Region((0, 0, 0), (2, 64, 64), np.empty((2, 64, 64), "f4"), SPARE)
     assert not any(reader.read(unit, region, ScratchBuffers()).stored for unit in reader.units(region))
+
+
+ABSENT = 2**64 - 1
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize(
+    "entry", [(0, 2**40), (2**63, 1024), (2**64 - 2, 1024), (0, ABSENT), (ABSENT, 1024), (0, 1023), (0, 1025), (0, 0)]
+)
+def test_a_damaged_entry_of_an_index_is_an_error_among_others_too(
+    place: str, entry: tuple[int, int], tmp_path: Path
+) -> None:
+    index = ShardingCodec(chunk_shape=(1, 16, 16), codecs=[BytesCodec()], index_codecs=[BytesCodec()])
+    ref = make(tmp_path, SHAPE, SHAPE, "f4", values=position_values(SHAPE, "f4"), serializer=index, compressors=None)
+    path = tmp_path / "c/0/0/0"
+    content = bytearray(path.read_bytes())
+    at = len(content) - 16 * 100
+    content[at : at + 16] = np.array(entry, "<u8").tobytes()
+    path.write_bytes(content)
+    if place == "memory":
+        memory = MemoryStore()
+        for name in ("zarr.json", "c/0/0/0"):
+            held = default_buffer_prototype().buffer.from_bytes((tmp_path / name).read_bytes())
+            memory._store_dict[name] = held
+        ref = ArrayRef(store=memory)
+    for spare_bytes in (0, SPARE):
+        with retry_policy(RetryPolicy(tries=2, first_wait_s=0.001)), pytest.raises(StorageError):
+            read(open_reader(ref), (0, 0, 0), SHAPE, spare_bytes)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
