@@ -45,8 +45,7 @@ _SLABS = 4
 _SMALL_BYTES = 1 << 20
 """A region that takes less time to copy than threads take to begin: about a millisecond."""
 _TRIMMED_FROM = 4_000_000
-"""Tasks of so many bytes give freed memory back when they end; it takes a millisecond or less, and keeps little of
-smaller ones."""
+"""Freed memory is given back when a task ends after tasks of so many bytes; it takes a millisecond or less."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -116,6 +115,7 @@ class Worker:
         self._meter = MemoryMeter()
         self._job, self._stage = "", 0
         self._running = 0
+        self._untrimmed = 0
 
     def run(self, task: CopyTask) -> TaskResult:
         """Copy one region; see :func:`run_task`."""
@@ -137,8 +137,12 @@ class Worker:
             finally:
                 peak_bytes = self._meter.stop(measured)
         finally:
-            if task.predicted_bytes >= _TRIMMED_FROM:
-                trim_heap()  # codecs' output, of which each thread's arena keeps what it had at most
+            with self._lock:
+                self._untrimmed += task.predicted_bytes
+                trimming = self._untrimmed >= _TRIMMED_FROM
+                self._untrimmed = 0 if trimming else self._untrimmed
+            if trimming:
+                trim_heap()  # what codecs worked in, of which each thread's arena keeps what it had at most
             with self._lock:
                 self._running -= 1
         result = TaskResult(
@@ -200,10 +204,10 @@ class Worker:
             drain(pair.reader.units(region), read, scratches, helpers)
             if tally.absent:
                 pair.reader.refuse_vanished()
-            if task.digest:
-                tally.digest = f"{_digest(region, scratches, helpers):016x}"
             for scratch in scratches:
                 scratch.shrink()
+            if task.digest:
+                tally.digest = f"{_digest(region, scratches, helpers):016x}"
             with pair.writer.jobs(region) as jobs:
                 drain(jobs, write, scratches, helpers)
             for scratch in scratches:
