@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from numcodecs import blosc
 
+from rechunk_exec.storage.nativeplain import zstd_context_bytes
+
 _ZSTD_LOGS = (
     *((15, 14), (15, 14), (16, 15), (17, 16), (18, 18), (19, 18), (19, 18), (20, 19), (20, 19), (21, 20), (22, 21)),
     *((22, 21), (23, 22), (22, 22), (23, 22), (23, 23), (22, 22), (22, 23), (22, 23), (22, 24), (23, 25), (24, 26)),
@@ -21,8 +23,9 @@ _ZSTD_LOGS = (
 """By level: binary logarithms of the entries of the hash table and of the chain table, at most."""
 _ZSTD_ROWS = range(5, 13)
 """Levels that keep a byte, or two, of tag for each entry of the hash table."""
-_ZSTD_OPTIMAL = 16
-"""The first level that looks for the best parse, with a third table and prices."""
+_ZSTD_OPTIMAL = 12
+"""The first level that looks for the best parse of some sizes, with a third table and prices."""
+_PAGES_BYTES = 1 << 14
 DEFLATE_BYTES, INFLATE_BYTES = 350_000, 60_000
 """What zlib works in to encode, and to decode."""
 _BLOSC_ENCODERS = {"lz4": 20_000, "lz4hc": 280_000, "blosclz": 70_000, "snappy": 70_000, "zlib": DEFLATE_BYTES}
@@ -44,11 +47,17 @@ class BloscArguments(NamedTuple):
 
 
 def zstd_encoder_bytes(level: int, size: int) -> int:
-    """Bytes that Zstandard works in to compress ``size`` bytes in one call.
+    """Bytes that Zstandard works in to compress ``size`` bytes in one call, as it says itself where it can be asked.
 
-    >>> zstd_encoder_bytes(3, 64_000_000), zstd_encoder_bytes(19, 64_000_000), zstd_encoder_bytes(19, 1000)
-    (1798626, 106828546, 582432)
+    >>> 1_200_000 < zstd_encoder_bytes(3, 64_000_000) < 2_000_000
+    True
     """
+    stated = zstd_context_bytes(level, max(size, 1))
+    return stated + _PAGES_BYTES if stated else zstd_bound(level, size)
+
+
+def zstd_bound(level: int, size: int) -> int:
+    """:func:`zstd_encoder_bytes`, by the sizes of its tables, as many as any size of content has."""
     level = 3 if level == 0 else min(max(level, 1), len(_ZSTD_LOGS) - 1)
     window = max(10, (max(size, 1) - 1).bit_length())
     hashed, chained = (1 << min(log, window + 1) for log in _ZSTD_LOGS[level])
@@ -85,9 +94,7 @@ def blosc_block_bytes(codec: BloscArguments, size: int) -> int:
 @functools.lru_cache(maxsize=256)
 def _largest_block(codec: BloscArguments) -> int:
     """Ask Blosc itself, by the header of a frame of nothing."""
-    if codec.blocksize:
-        return codec.blocksize + codec.typesize
-    frame: Any = blosc.compress(bytes(_BLOSC_MOST_BLOCK), **codec._asdict())
+    frame: Any = blosc.compress(bytes(max(_BLOSC_MOST_BLOCK, codec.blocksize * codec.typesize)), **codec._asdict())
     return int.from_bytes(frame[8:12], "little")
 
 

@@ -22,6 +22,12 @@ _LZ4_HEADER = 4
 """numcodecs puts the decoded size before an LZ4 block."""
 
 
+class _Parameters(ctypes.Structure):
+    """ZSTD_compressionParameters: logarithms of the window, of tables, and so on, and the strategy."""
+
+    _fields_ = [(f"size_{number}", ctypes.c_uint) for number in range(6)] + [("strategy", ctypes.c_int)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Zstd:
     create: Any
@@ -29,6 +35,8 @@ class _Zstd:
     set_parameter: Any
     compress: Any
     is_error: Any
+    parameters: Any
+    estimate: Any
 
 
 def zstd_into(content: memoryview, out: memoryview, *, level: int, checksum: bool) -> int:
@@ -47,6 +55,15 @@ def zstd_into(content: memoryview, out: memoryview, *, level: int, checksum: boo
     finally:
         functions.free(context)
     return 0 if functions.is_error(length) else length
+
+
+def zstd_context_bytes(level: int, size: int) -> int:
+    """Return how many bytes Zstandard says it works in to compress ``size`` bytes in one call; 0 if it cannot."""
+    functions = _zstd()
+    if functions is None:
+        return 0
+    estimated: int = functions.estimate(functions.parameters(level, size, 0))
+    return 0 if functions.is_error(estimated) else estimated
 
 
 def lz4_into(content: memoryview, out: memoryview, *, acceleration: int) -> int:
@@ -71,6 +88,8 @@ def _zstd() -> _Zstd | None:
             set_parameter=_typed(library.ZSTD_CCtx_setParameter, size, pointer, ctypes.c_int, ctypes.c_int),
             compress=_typed(library.ZSTD_compress2, size, pointer, pointer, size, pointer, size),
             is_error=_typed(library.ZSTD_isError, ctypes.c_uint, size),
+            parameters=_typed(library.ZSTD_getCParams, _Parameters, ctypes.c_int, ctypes.c_ulonglong, size),
+            estimate=_typed(library.ZSTD_estimateCCtxSize_usingCParams, size, _Parameters),
         )
     except (AttributeError, OSError, TypeError):
         return None

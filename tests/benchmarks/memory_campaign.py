@@ -9,7 +9,7 @@ was broken:
 
 * what was planned is within ``max_mem``;
 * what was measured is within what was planned, plus an allowance for jobs below 100 MB (``--allowance``);
-* what was planned is at most 1.5 times what was measured, for jobs above 200 MB.
+* what was planned is at most 1.5 times what was measured, for jobs that took more than 200 MB.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Campaign:
 
 def broken_rules(found: Measured, allowance: int) -> list[str]:
     """What a job broke."""
-    allowed = allowance if found.predicted < SMALL else 0
+    allowed = allowance if found.measured < SMALL else 0
     rules = {
         "planned over max_mem": found.predicted > found.max_mem,
         "measured over planned": found.measured > found.predicted + allowed,
-        "planned 1.5 x measured": found.predicted > LARGE and found.predicted > OVERCOUNT * found.measured,
+        "planned 1.5 x measured": found.measured > LARGE and found.predicted > OVERCOUNT * found.measured,
     }
     return [name for name, broken in rules.items() if broken]
 
@@ -122,9 +122,9 @@ def summarize(done: Sequence[tuple[Job, Measured]], allowance: int) -> list[str]
     """The lines of the summary."""
     lines: list[str] = []
     groups: dict[str, Callable[[Measured], bool]] = {
-        "below 100 MB": lambda found: found.predicted < SMALL,
-        "100 to 200 MB": lambda found: SMALL <= found.predicted <= LARGE,
-        "above 200 MB": lambda found: found.predicted > LARGE,
+        "below 100 MB": lambda found: found.measured < SMALL,
+        "100 to 200 MB": lambda found: SMALL <= found.measured <= LARGE,
+        "above 200 MB": lambda found: found.measured > LARGE,
     }
     for name, within in groups.items():
         some = [found for _, found in done if within(found)]

@@ -180,7 +180,7 @@ class JobSpace:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
-    def jobs(self, count: int, per_source: int = 4) -> list[Job]:
+    def jobs(self, count: int, per_source: int = 6) -> list[Job]:
         """``count`` jobs, some on each source."""
         jobs: list[Job] = []
         while len(jobs) < count:
@@ -196,7 +196,7 @@ class JobSpace:
         dtype = draw.choice(V2_DTYPES if zarr_format == 2 and draw.random() < 0.15 else DTYPES)
         codec = self.codec(zarr_format)
         slow = codec[0] in {"gzip", "zlib", "bz2", "lzma"} or codec[1] in {"zlib", "lz4hc"} or place != "disk"
-        size = draw.choices((50, 120, 260, 340, 500), (4, 4, 4, 4, 1))[0] if not slow else draw.choice((50, 60, 80))
+        size = draw.choices((50, 90, 240, 280, 450), (10, 8, 10, 6, 1))[0] if not slow else draw.choice((50, 60, 80))
         itemsize = np.dtype(_STRUCTURES.get(dtype, dtype)).itemsize
         shape = self.shape(int(size * draw.uniform(0.9, 1.1)) * MB // itemsize)
         bands = draw.random() < 0.15 and len(shape) > 1
@@ -251,7 +251,7 @@ class JobSpace:
             codec=codec,
             executor=executor,
             workers=workers,
-            room=draw.choices(ROOMS, (1, 1, 1, 1, 2, 6) if source.nbytes > 220 * MB else (3, 1, 2, 2, 2, 2))[0],
+            room=draw.choices(ROOMS, (2, 1, 1, 2, 4, 18) if source.nbytes > 210 * MB else (3, 1, 2, 2, 2, 2))[0],
             place=place,
             verify=draw.random() < 0.08,
         )
