@@ -6,7 +6,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,19 +37,6 @@ def make_array(
 def elements(array: ZarrArray) -> Array:
     """All elements of a stored array, read by zarr."""
     return np.asarray(array[...], dtype=array.dtype)
-
-
-def job_of(stages: int, planned: Callable[[int], rx.Rechunked], *, tasks: int = 1) -> rx.Rechunked:
-    """The job in the least memory that has so many stages, and tasks in each; ``planned`` gets ``max_mem``."""
-    try:
-        planned(1)
-    except rx.BudgetError as refusal:
-        least = refusal.needed_bytes
-    for step in range(60):
-        job = planned(least + least * step // 20)
-        if len(job.stages) == stages and all(len(stage) >= tasks for stage in job.stages):
-            return job
-    raise AssertionError(f"no budget from {least} bytes to four times that makes {stages} stages")
 
 
 def assert_exact(target: ZarrArray, source: ZarrArray) -> None:

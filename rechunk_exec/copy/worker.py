@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ import numpy as np
 
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
+from rechunk_exec.copy.heap import bound_heap, trim_heap
 from rechunk_exec.copy.meter import MemoryMeter
 from rechunk_exec.copy.noting import note
 from rechunk_exec.digest import box_digest
@@ -89,6 +88,7 @@ def configure_worker(cores: int) -> None:
 
     os.environ["RAYON_NUM_THREADS"] = str(cores)  # read when zarrs first decodes
     threadpoolctl.threadpool_limits(cores)
+    bound_heap()
     blosc.set_nthreads(1)
     zarr.config.set({"threading.max_workers": cores, "async.concurrency": cores})
 
@@ -318,21 +318,3 @@ def _worker() -> Worker:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_worker.cache_clear)  # a fork has none of its threads
     return Worker()
-
-
-def trim_heap() -> None:
-    """Ask the C allocator to give freed memory back, where it can (glibc)."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    if sys.platform != "linux":
-        return None
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL("libc.so.6").malloc_trim
-    except (OSError, AttributeError):
-        return None
-    return trim

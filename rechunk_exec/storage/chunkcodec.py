@@ -32,7 +32,7 @@ from rechunk_exec.storage.codecmemory import (
     zstd_encoder_bytes,
 )
 from rechunk_exec.storage.nativeblosc import MOST_OVERHEAD, can_compress_into, compress_into
-from rechunk_exec.storage.nativeplain import lz4_into, zstd_into
+from rechunk_exec.storage.nativeplain import lz4_into, zstd_context_bytes, zstd_into
 from rechunk_exec.storage.objectbase import Allocate
 from rechunk_exec.storage.streamcodecs import STREAMS, StreamBytes
 
@@ -218,12 +218,14 @@ class NumcodecsBytes:
     def encode(self, content: Any, allocate: Allocate | None = None) -> bytes | memoryview:
         if allocate is not None:
             view = memoryview(content).cast("B")
-            out = allocate(self.most(len(view)))
-            length = (
-                zstd_into(view, out, level=self.codec.level, checksum=self.codec.checksum)
-                if self.name == "zstd"
-                else lz4_into(view, out, acceleration=self.codec.acceleration)
-            )
+            most = self.most(len(view))
+            if self.name == "zstd":
+                level, checksum = self.codec.level, self.codec.checksum
+                out = allocate(most + zstd_context_bytes(level, len(view)))
+                length = zstd_into(view, out[:most], out[most:], level=level, checksum=checksum)
+            else:
+                out = allocate(most)
+                length = lz4_into(view, out, acceleration=self.codec.acceleration)
             if length:
                 return out[:length]
         encoded: bytes | memoryview = self.codec.encode(content)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numcodecs import lz4, zstd
 
-_LEVEL, _CHECKSUM = 100, 201  # ZSTD_cParameter
+_LEVEL, _CONTENT_SIZE, _CHECKSUM = 100, 200, 201  # ZSTD_cParameter
+_ALIGNMENT = 64
 _LZ4_HEADER = 4
 """numcodecs puts the decoded size before an LZ4 block."""
 
@@ -31,7 +32,6 @@ class _Parameters(ctypes.Structure):
 @dataclass(frozen=True, slots=True)
 class _Zstd:
     create: Any
-    free: Any
     set_parameter: Any
     compress: Any
     is_error: Any
@@ -39,31 +39,41 @@ class _Zstd:
     estimate: Any
 
 
-def zstd_into(content: memoryview, out: memoryview, *, level: int, checksum: bool) -> int:
-    """Write the Zstandard frame of ``content`` to the beginning of ``out``; return its length, 0 if that cannot be."""
+def zstd_into(content: memoryview, out: memoryview, work: memoryview, *, level: int, checksum: bool) -> int:
+    """Write the Zstandard frame of ``content`` to the beginning of ``out``; return its length, 0 if that cannot be.
+
+    Parameters
+    ----------
+    content, out : memoryview
+        Contiguous bytes.
+    work : memoryview
+        At least :func:`zstd_context_bytes` to work in. Contexts that Zstandard takes itself come from arenas of the C
+        allocator, which keep them for the thread: 11 MB of level 9, for each thread.
+    level, checksum
+        As ``numcodecs.Zstd`` takes them.
+    """
     functions = _zstd()
     if functions is None:
         return 0
-    context = functions.create()
+    start = -_address(work) % _ALIGNMENT
+    context = functions.create(_address(work) + start, len(work) - start)
     if not context:
         return 0
-    try:
-        for parameter, value in ((_LEVEL, level), (_CHECKSUM, int(checksum))):
-            if functions.is_error(functions.set_parameter(context, parameter, value)):
-                return 0
-        length: int = functions.compress(context, _address(out), len(out), _address(content), len(content))
-    finally:
-        functions.free(context)
+    # A context in memory of ours begins with all parameters zero.
+    for parameter, value in ((_LEVEL, level), (_CONTENT_SIZE, 1), (_CHECKSUM, int(checksum))):
+        if functions.is_error(functions.set_parameter(context, parameter, value)):
+            return 0
+    length: int = functions.compress(context, _address(out), len(out), _address(content), len(content))
     return 0 if functions.is_error(length) else length
 
 
 def zstd_context_bytes(level: int, size: int) -> int:
-    """Return how many bytes Zstandard says it works in to compress ``size`` bytes in one call; 0 if it cannot."""
+    """Return how many bytes Zstandard needs to compress ``size`` bytes in one call; 0 if it cannot be asked."""
     functions = _zstd()
     if functions is None:
         return 0
     estimated: int = functions.estimate(functions.parameters(level, size, 0))
-    return 0 if functions.is_error(estimated) else estimated
+    return 0 if functions.is_error(estimated) else estimated + _ALIGNMENT
 
 
 def lz4_into(content: memoryview, out: memoryview, *, acceleration: int) -> int:
@@ -83,8 +93,7 @@ def _zstd() -> _Zstd | None:
     try:
         library = ctypes.CDLL(zstd.__file__)
         return _Zstd(
-            create=_typed(library.ZSTD_createCCtx, pointer),
-            free=_typed(library.ZSTD_freeCCtx, size, pointer),
+            create=_typed(library.ZSTD_initStaticCCtx, pointer, pointer, size),
             set_parameter=_typed(library.ZSTD_CCtx_setParameter, size, pointer, ctypes.c_int, ctypes.c_int),
             compress=_typed(library.ZSTD_compress2, size, pointer, pointer, size, pointer, size),
             is_error=_typed(library.ZSTD_isError, ctypes.c_uint, size),

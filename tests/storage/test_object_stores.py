@@ -267,7 +267,7 @@ def test_a_secret_is_nowhere_but_in_the_environment(
     make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
     with ProcessesExecutor(2) as pool:
         job = rx.rechunk(
-            s3.url("source.zarr"), SERIES, "30kB", s3.url("target.zarr"), executor=pool, progress=None, verify=True
+            s3.url("source.zarr"), SERIES, TWO_STAGES, s3.url("target.zarr"), executor=pool, progress=None, verify=True
         )
         texts = [task.to_json().encode() for task in job.tasks()]
         texts += [stage.to_json().encode() for stage in job.stages]
@@ -276,7 +276,7 @@ def test_a_secret_is_nowhere_but_in_the_environment(
         job.execute()
     texts += [str(job.report).encode(), caplog.text.encode()]
     again = rx.rechunk(
-        s3.url("source.zarr"), SERIES, "30kB", s3.url("target.zarr"), executor="serial", mode="overwrite"
+        s3.url("source.zarr"), SERIES, TWO_STAGES, s3.url("target.zarr"), executor="serial", mode="overwrite"
     )
     assert again.write_jobs(tmp_path / "jobs.jsonl") == again.plan.tasks
     for key, content in s3.contents().items():
@@ -376,7 +376,7 @@ def test_http_is_no_target(web: str, tmp_path: Path) -> None:
     source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS)
     for places in ({"target_store": f"{web}/b.zarr"}, {"target_store": tmp_path / "t", "temp_store": f"{web}/tmp"}):
         with pytest.raises(rx.StorageError, match="read only"):
-            rx.rechunk(source, SERIES, "30kB", **places, progress=False)
+            rx.rechunk(source, SERIES, TWO_STAGES, **places, progress=False)
 
 
 @pytest.mark.parametrize("executor", ["threads", "processes"], indirect=True)
