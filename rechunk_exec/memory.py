@@ -11,8 +11,8 @@ A task reads its region into one buffer, then writes the buffer. So at its peak 
   For stores that take only whole objects, ``assembled`` times the write unit for each one that is open.
   And one ``table`` of where its chunks lie, for each write unit that is open.
 * *Work*: the bytes that codecs work in, for each unit in flight; those of reading or of writing, whichever are more,
-  since allocators keep them for the thread that used them last. They count up to the square of what the task holds
-  besides, divided by 1 MiB: beside little, as for toy arrays, they are noise.
+  since allocators keep them for the thread that used them last. They count up to the cube of what the task holds
+  besides, divided by 2**43: in full beside some MB. Beside less, as for toy arrays, they are noise.
 * *Kept*: tables of where the chunks of what is read lie.
 
 A unit lies in place where it is one contiguous run of the region's buffer (C order: 1 on all axes before some axis,
@@ -39,6 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +52,8 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 ALL_BESIDE = 1 << 60
 """More units than any region has."""
-_NOISE_BYTES = 1 << 20
-"""What allocators lose here and there: codecs' work counts where a task holds more than little beside it."""
-_SQUARED_BYTES = 1 << 26
-"""Beside so much all counts, since no codec works in the square of it over the noise, 4 GiB."""
+_ALL_NOTICED_BYTES = 1 << 24
+"""Beside so much no codec's work is little."""
 
 
 def _refuse_negative(*multiples: float) -> None:
@@ -138,8 +137,13 @@ class StageMemory:
         encoding = chunk_bytes * (chunks * self.writing.stored + gathered * self.writing.gathered)
         writing = encoding + open_units * (object_bytes * self.writing.assembled + self.writing.table)
         held = math.prod(region) * self.itemsize + math.ceil(max(reading, writing)) + self.reading.kept
-        noticed = min(held, _SQUARED_BYTES) ** 2 // _NOISE_BYTES
+        noticed: int = _noticed(min(held, _ALL_NOTICED_BYTES))
         return held + max(units * min(self.reading.work, noticed), chunks * min(self.writing.work, noticed))
+
+
+def _noticed(held: Any) -> Any:
+    """How many bytes of codecs' work count beside ``held`` bytes; in steps that are exact as float64 too."""
+    return held * held // 2**21 * held // 2**22
 
 
 def beside(unit: tuple[int, ...], region: tuple[int, ...], shape: tuple[int, ...]) -> int:
@@ -196,7 +200,7 @@ class MemoryRows:
             whole = self._bytes(self.write_unit) * self.writing.assembled + self.writing.table
             writing = writing + np.minimum(threads, self._count(self.write_unit)) * whole
         held = self._bytes(self.region) + np.ceil(np.maximum(reading, writing)) + self.reading.kept
-        noticed = np.floor(np.minimum(held, _SQUARED_BYTES) ** 2 / _NOISE_BYTES)
+        noticed = _noticed(np.minimum(held, _ALL_NOTICED_BYTES))
         decoding, encoding = np.minimum(self.reading.work, noticed), np.minimum(self.writing.work, noticed)
         return np.asarray(held + np.maximum(units * decoding, chunks * encoding))
 

@@ -147,7 +147,7 @@ def test_what_codecs_work_in_counts_beside_what_is_not_small() -> None:
     assert held(large, write=999_999) == held(large) + 999_999
     assert held(large, 2, read=300_000, write=100) == held(large, 2) + 600_000, "for each unit in flight"
     assert held(large, read=7, write=5) == held(large) + 7, "the memory is the same"
-    assert held(small, write=10**8) == held(small) + held(small) ** 2 // 2**20, "beside little it is noise"
+    assert held(small, write=10**8) == held(small) + held(small) ** 3 // 2**43, "beside little it is noise"
 
 
 def test_negative_multiples_are_refused() -> None:
