@@ -142,6 +142,8 @@ def _plan(job: Job, source: Any, target: Any, executor: Any, max_mem: int) -> An
     import rechunk_exec as rx
 
     options: dict[str, Any] = {"zarr_format": job.zarr_format}
+    if job.place == "objects":  # a live store, beside which there is no place
+        options["temp_store"] = f"{target._store.root}-temp"
     return rx.rechunk(
         zarr.open_array(source, mode="r"),
         job.chunks,
