@@ -16,6 +16,7 @@ from rechunk_exec import executors, storage
 from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel, resolve
+from rechunk_exec.digest import work_bytes
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
@@ -202,6 +203,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         compressed_temp=bool(temp.codecs),
         target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
     )
+    if verify:
+        layouts = layouts.worked_in(work_bytes(stored.dtype))
     try:
         plan = plan_for_workers(layouts, budget, cost_model, workers) if begun is None else begun.plan
         if begun is None and _passes_disk(plan, places.temp):

@@ -48,6 +48,19 @@ class Layouts:
     """Whether intermediates are compressed, which takes time and saves bytes."""
     limits: Limits = field(default_factory=Limits)
 
+    def worked_in(self, work_bytes: int) -> Layouts:
+        """The same for tasks each thread of which works in so many bytes besides, when their region has been read."""
+
+        def more(scratch: ReadScratch) -> ReadScratch:
+            return replace(scratch, work=max(scratch.work, work_bytes))
+
+        return replace(
+            self,
+            source=replace(self.source, scratch=more(self.source.scratch)),
+            finer=None if self.finer is None else replace(self.finer, scratch=more(self.finer.scratch)),
+            temp_reading=more(self.temp_reading),
+        )
+
 
 def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.CostModel, workers: WorkerShape) -> Plan:
     """Return the fastest plan that workers of this shape can run within ``max_mem`` each.

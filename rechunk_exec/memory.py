@@ -2,17 +2,24 @@
 
 A task reads its region into one buffer, then writes the buffer. So at its peak it holds
 
-    region + max(read side, write side)
+    region + max(read side, write side) + work + kept
 
 * *Read side*: for each unit in flight, ``stored`` times its raw bytes (the encoded bytes, which rarely pass the raw
   ones) plus ``decoded`` times them (where it is decoded to) unless it can be decoded *in place*.
 * *Write side*: for each encode call in flight, ``gathered`` times the chunk's raw bytes (its copy out of the region,
   unless it already lies there in place) plus ``stored`` times them (the encoder's output and the copy that travels).
   For stores that take only whole objects, ``assembled`` times the write unit for each one that is open.
+  And one ``table`` of where its chunks lie, for each write unit that is open.
+* *Work*: the bytes that codecs work in, for each unit in flight; those of reading or of writing, whichever are more,
+  since allocators keep them for the thread that used them last. They count up to the cube of what the task holds
+  besides, divided by 2**43: in full beside some MB. Beside less, as for toy arrays, they are noise.
+* *Kept*: tables of where the chunks of what is read lie.
 
 A unit lies in place where it is one contiguous run of the region's buffer (C order: 1 on all axes before some axis,
-whole on all axes after it), every region edge is on its grid, and the array is a whole number of units, so that none is
-padded. There are no constants: what a worker needs whatever the job is its idle footprint, stated elsewhere.
+whole on all axes after it), every region edge is on its grid, and it is not padded: where that axis of the array is no
+whole number of units long, the last unit on it is. There are no constants but one: what a worker needs whatever the job
+is its idle footprint, stated elsewhere; what a codec works in depends on its level and on the size of a chunk, and is
+asked of the codec.
 Shapes are those that codecs see: a chunk longer than its axis is decoded whole.
 
 Worked example: float32, source chunks (1, 1024, 1024), target chunks (389, 256, 256), region (389, 1024, 1024), two
@@ -32,6 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +50,10 @@ from rechunk_exec.grid import ceil_div, clip, most_units
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+ALL_BESIDE = 1 << 60
+"""More units than any region has."""
+_ALL_NOTICED_BYTES = 1 << 24
+"""Beside so much no codec's work is little."""
 
 
 def _refuse_negative(*multiples: float) -> None:
@@ -59,9 +71,13 @@ class ReadScratch:
     """Scratch that the unit is decoded into."""
     in_place: bool = True
     """Whether a unit that lies contiguous in the region is decoded there, without ``decoded``."""
+    work: int = 0
+    """Bytes, not a multiple, that the codec works in for each unit in flight."""
+    kept: int = 0
+    """Bytes, for the whole task, that are kept from unit to unit: indices of shards, tables of blocks."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(self.stored, self.decoded)
+        _refuse_negative(self.stored, self.decoded, self.work, self.kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +92,13 @@ class WriteScratch:
     """Whether a chunk that lies contiguous in the region is encoded from there, without ``gathered``."""
     assembled: float = 0
     """Multiples of a whole write unit, for each that is open at once; 0 where chunks are appended to a file."""
+    work: int = 0
+    """Bytes, not a multiple, that the codec works in for each unit in flight."""
+    table: int = 0
+    """Bytes, not a multiple, for each write unit that is open at once: the index of its chunks."""
 
     def __post_init__(self) -> None:
-        _refuse_negative(self.gathered, self.stored, self.assembled)
+        _refuse_negative(self.gathered, self.stored, self.assembled, self.work, self.table)
 
 
 RAW_READ = ReadScratch(stored=0, decoded=1)
@@ -105,28 +125,29 @@ class StageMemory:
     def task_bytes(self, region: tuple[int, ...], threads: int) -> int:
         """Bytes that one task holds at its peak, with ``threads`` units in flight, rounded up to a whole byte."""
         region = clip(region, self.shape)
-        region_bytes = math.prod(region) * self.itemsize
-        return region_bytes + math.ceil(max(self._read_side(region, threads), self._write_side(region, threads)))
-
-    def _read_side(self, region: tuple[int, ...], threads: int) -> float:
-        units = math.prod(most_units(*sizes) for sizes in zip(self.shape, self.read_unit, region, strict=True))
-        multiple = self.reading.stored
-        if not (self.reading.in_place and lies_in_place(self.read_unit, region, self.shape)):
-            multiple += self.reading.decoded
-        return min(threads, units) * math.prod(self.read_unit) * self.itemsize * multiple
-
-    def _write_side(self, region: tuple[int, ...], threads: int) -> float:
-        chunks = math.prod(ceil_div(g, u) for g, u in zip(region, self.chunk, strict=True))
-        units = math.prod(ceil_div(g, u) for g, u in zip(region, self.write_unit, strict=True))
-        multiple = self.writing.stored
-        if not (self.writing.in_place and lies_in_place(self.chunk, region, self.shape)):
-            multiple += self.writing.gathered
-        encoding = min(threads, chunks) * math.prod(self.chunk) * self.itemsize * multiple
-        return encoding + min(threads, units) * math.prod(self.write_unit) * self.itemsize * self.writing.assembled
+        units = min(threads, math.prod(map(most_units, self.shape, self.read_unit, region)))
+        chunks = min(threads, math.prod(map(ceil_div, region, self.chunk)))
+        open_units = min(threads, math.prod(map(ceil_div, region, self.write_unit)))
+        decoded = min(units, beside(self.read_unit, region, self.shape)) if self.reading.in_place else units
+        gathered = min(chunks, beside(self.chunk, region, self.shape)) if self.writing.in_place else chunks
+        unit_bytes, chunk_bytes, object_bytes = (
+            math.prod(box) * self.itemsize for box in (self.read_unit, self.chunk, self.write_unit)
+        )
+        reading = unit_bytes * (units * self.reading.stored + decoded * self.reading.decoded)
+        encoding = chunk_bytes * (chunks * self.writing.stored + gathered * self.writing.gathered)
+        writing = encoding + open_units * (object_bytes * self.writing.assembled + self.writing.table)
+        held = math.prod(region) * self.itemsize + math.ceil(max(reading, writing)) + self.reading.kept
+        noticed: int = _noticed(min(held, _ALL_NOTICED_BYTES))
+        return held + max(units * min(self.reading.work, noticed), chunks * min(self.writing.work, noticed))
 
 
-def lies_in_place(unit: tuple[int, ...], region: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether every unit is one contiguous run of a region's buffer; see the module.
+def _noticed(held: Any) -> Any:
+    """How many bytes of codecs' work count beside ``held`` bytes; in steps that are exact as float64 too."""
+    return held * held // 2**21 * held // 2**22
+
+
+def beside(unit: tuple[int, ...], region: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """How many units of a region do not lie in place, at most; see the module.
 
     Parameters
     ----------
@@ -135,13 +156,21 @@ def lies_in_place(unit: tuple[int, ...], region: tuple[int, ...], shape: tuple[i
 
     Examples
     --------
-    >>> lies_in_place((1, 4, 6), (2, 8, 6), (10, 8, 6)), lies_in_place((1, 4, 3), (2, 8, 6), (10, 8, 6))
-    (True, False)
+    >>> beside((1, 4, 6), (2, 8, 6), (10, 8, 6)), beside((1, 4, 3), (2, 8, 6), (10, 8, 6)) == ALL_BESIDE
+    (0, True)
+    >>> beside((1, 4, 6), (2, 8, 6), (10, 9, 6))  # the last unit of each of two planes is padded
+    2
     """
-    if any(n == 0 or n % u or (g % u and g < n) for u, g, n in zip(unit, region, shape, strict=True)):
-        return False
-    axes = range(max(1, len(shape)))
-    return any(all(u == 1 for u in unit[:axis]) and unit[axis + 1 :] == region[axis + 1 :] for axis in axes)
+    if not shape:
+        return 0
+    fewest = ALL_BESIDE
+    for axis, (n, u) in enumerate(zip(shape, unit, strict=True)):
+        runs = all(size == 1 for size in unit[:axis]) and unit[axis + 1 :] == region[axis + 1 :]
+        inner = zip(shape[axis + 1 :], unit[axis + 1 :], strict=True)
+        if runs and n and all(length and length % size == 0 for length, size in inner):
+            fewest = min(fewest, math.prod(region[:axis]) if n % u else 0)
+    straddled = any(g % u and g < n for u, g, n in zip(unit, region, shape, strict=True))
+    return ALL_BESIDE if straddled else fewest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,43 +189,43 @@ class MemoryRows:
 
     def task_bytes(self, threads: int) -> FloatArray:
         """Bytes of one task, as float64 (exact below 2**53)."""
-        sides = np.maximum(self._read_side(threads), self._write_side(threads))
-        return product(self.region) * self.itemsize + np.ceil(sides)
+        axes = zip(self.shape, self.read_unit, self.region, strict=True)
+        units = np.minimum(threads, product([_most_units(*sizes) for sizes in axes]))
+        chunks = np.minimum(threads, self._count(self.chunk))
+        decoded = np.minimum(units, self._beside(self.read_unit)) if self.reading.in_place else units
+        gathered = np.minimum(chunks, self._beside(self.chunk)) if self.writing.in_place else chunks
+        reading = self._bytes(self.read_unit) * (units * self.reading.stored + decoded * self.reading.decoded)
+        writing = self._bytes(self.chunk) * (chunks * self.writing.stored + gathered * self.writing.gathered)
+        if self.writing.assembled or self.writing.table:
+            whole = self._bytes(self.write_unit) * self.writing.assembled + self.writing.table
+            writing = writing + np.minimum(threads, self._count(self.write_unit)) * whole
+        held = self._bytes(self.region) + np.ceil(np.maximum(reading, writing)) + self.reading.kept
+        noticed = _noticed(np.minimum(held, _ALL_NOTICED_BYTES))
+        decoding, encoding = np.minimum(self.reading.work, noticed), np.minimum(self.writing.work, noticed)
+        return np.asarray(held + np.maximum(units * decoding, chunks * encoding))
 
-    def _read_side(self, threads: int) -> FloatArray:
-        units = product([_most_units(*sizes) for sizes in zip(self.shape, self.read_unit, self.region, strict=True)])
-        multiple = self._multiple(self.reading.stored, self.reading.decoded, self.reading.in_place, self.read_unit)
-        return np.minimum(threads, units) * product(self.read_unit) * self.itemsize * multiple
+    def _bytes(self, box: Sequence[IntArray]) -> FloatArray:
+        return np.asarray(product(box) * self.itemsize)
 
-    def _write_side(self, threads: int) -> FloatArray:
-        chunks = product([-(-g // u) for g, u in zip(self.region, self.chunk, strict=True)])
-        multiple = self._multiple(self.writing.stored, self.writing.gathered, self.writing.in_place, self.chunk)
-        encoding = np.minimum(threads, chunks) * product(self.chunk) * self.itemsize * multiple
-        if not self.writing.assembled:
-            return encoding
-        units = product([-(-g // u) for g, u in zip(self.region, self.write_unit, strict=True)])
-        whole = np.minimum(threads, units) * product(self.write_unit) * self.itemsize
-        return np.asarray(encoding + whole * self.writing.assembled)
+    def _count(self, unit: Sequence[IntArray]) -> FloatArray:
+        return product([-(-g // u) for g, u in zip(self.region, unit, strict=True)])
 
-    def _multiple(self, always: float, scratch: float, in_place: bool, unit: Sequence[IntArray]) -> FloatArray:
-        if not in_place or not scratch:
-            return np.asarray(always + scratch, dtype=np.float64)
-        return np.where(self._lies_in_place(unit), always, always + scratch).astype(np.float64)
-
-    def _lies_in_place(self, unit: Sequence[IntArray]) -> BoolArray:
-        """:func:`lies_in_place`, row by row."""
-        aligned = np.asarray(True)
-        contiguous = np.asarray(not unit)
+    def _beside(self, unit: Sequence[IntArray]) -> FloatArray:
+        """:func:`beside`, row by row."""
+        if not unit:
+            return np.asarray(0.0)
+        fewest, straddled = np.asarray(float(ALL_BESIDE)), np.asarray(False)
         inner_whole = np.asarray(True)
-        for u, g, n in zip(unit, self.region, self.shape, strict=True):
-            aligned = aligned & (n % u == 0) & ((g % u == 0) | (g >= n))
         for axis in reversed(range(len(unit))):
-            outer_one = np.asarray(True)
-            for u in unit[:axis]:
-                outer_one = outer_one & (u == 1)
-            contiguous = contiguous | (outer_one & inner_whole)
-            inner_whole = inner_whole & (unit[axis] == self.region[axis])
-        return np.asarray(aligned & contiguous)
+            u, g, n = unit[axis], self.region[axis], self.shape[axis]
+            runs = inner_whole
+            for outer in unit[:axis]:
+                runs = runs & (outer == 1)
+            padded = np.where(n % u == 0, 0.0, product(self.region[:axis]))
+            fewest = np.where(runs, np.minimum(fewest, padded), fewest)
+            straddled = straddled | ((g % u != 0) & (g < n))
+            inner_whole = inner_whole & (u == g) & (n % u == 0)
+        return np.asarray(np.where(straddled, ALL_BESIDE, fewest))
 
 
 def _most_units(n: int, unit: IntArray, region: IntArray) -> IntArray:

@@ -136,7 +136,23 @@ class StagePlan:
     @property
     def task_bytes(self) -> int:
         """Most bytes that one task holds."""
-        return self.peak_bytes // self.tasks_per_worker
+        region_bytes = math.prod(self.region) * self.itemsize
+        return (self.peak_bytes - self.regions_bytes) // self.tasks_at_once + region_bytes
+
+    @property
+    def tasks_at_once(self) -> int:
+        """Tasks that one worker runs at once at most: no more than there are."""
+        return max(1, min(self.tasks_per_worker, self.tasks))
+
+    @property
+    def regions_bytes(self) -> int:
+        """Bytes of all regions that one worker holds at once: no two overlap, so they are no more than the array."""
+        return min(self.tasks_at_once * math.prod(self.region) * self.itemsize, self.nbytes)
+
+    def worker_bytes(self, task_bytes: int) -> int:
+        """Bytes that one worker holds at most, where one task holds ``task_bytes``."""
+        region_bytes = math.prod(self.region) * self.itemsize
+        return self.regions_bytes + self.tasks_at_once * (task_bytes - region_bytes)
 
     def box(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """First elements and ends of the region of task ``index``, in C order of the regions.

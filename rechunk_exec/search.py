@@ -170,7 +170,7 @@ def unchecked_stage(
         region=clip(region, shape),
         threads=threads,
         tasks_per_worker=request.tasks_per_worker,
-        peak_bytes=memory.task_bytes(region, threads) * request.tasks_per_worker,
+        peak_bytes=0,
         predicted_s=0.0,
     )
     slowdown, waiting = request.slowdowns(threads)
@@ -184,7 +184,8 @@ def unchecked_stage(
         slowdown=slowdown,
         waiting=waiting,
     )
-    return replace(stage, predicted_s=request.cost.stage_seconds(work))
+    peak_bytes = stage.worker_bytes(memory.task_bytes(region, threads))
+    return replace(stage, peak_bytes=peak_bytes, predicted_s=request.cost.stage_seconds(work))
 
 
 def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 
@@ -68,19 +69,21 @@ def stage_counts(shape: Shape, read_unit: Shape, write_unit: Shape, region: Shap
     return dict(counts)
 
 
-def is_run_of_buffer(unit: Shape, region: Shape, shape: Shape) -> bool:
-    """Whether every unit of every task is whole, and a contiguous run of the task's buffer; NumPy says so."""
-    axes = [tasks_of_axis(n, g) for n, g in zip(shape, region, strict=True)]
-    for task in itertools.product(*axes):
+def beside(unit: Shape, region: Shape, shape: Shape) -> int:
+    """The most units of a task that are no whole contiguous run of the task's buffer, as NumPy says."""
+    most = 0
+    for task in itertools.product(*(tasks_of_axis(n, g) for n, g in zip(shape, region, strict=True))):
         buffer = np.empty([len(axis) for axis in task], dtype=np.int8)
         places: list[list[slice]] = []
-        for axis, u, n in zip(task, unit, shape, strict=True):
-            if axis.start % u or (axis.stop % u and axis.stop < n) or n % u:
-                return False
-            places.append([slice(at, at + u) for at in range(0, len(axis), u)])
-        if not all(buffer[place].flags.c_contiguous for place in itertools.product(*places)):
-            return False
-    return True
+        for axis, u in zip(task, unit, strict=True):
+            first, last = axis.start // u * u, axis.stop
+            places.append([slice(at - axis.start, at - axis.start + u) for at in range(first, last, u)])
+        count = 0
+        for place in itertools.product(*places):
+            whole = all(part.start >= 0 and part.stop <= size for part, size in zip(place, buffer.shape, strict=True))
+            count += not (whole and buffer[place].flags.c_contiguous)
+        most = max(most, count)
+    return most
 
 
 def task_bytes(memory: StageMemory, region: Shape, threads: int) -> int:
@@ -95,17 +98,21 @@ def task_bytes(memory: StageMemory, region: Shape, threads: int) -> int:
 
     reading: ReadScratch = memory.reading
     writing: WriteScratch = memory.writing
-    each_read = reading.stored
-    if not reading.in_place or not is_run_of_buffer(memory.read_unit, region, shape):
-        each_read += reading.decoded
-    each_encode = writing.stored
-    if not writing.in_place or not is_run_of_buffer(memory.chunk, region, shape):
-        each_encode += writing.gathered
-    read = count(memory.read_unit) * sized(memory.read_unit) * each_read
-    write = count(memory.chunk) * sized(memory.chunk) * each_encode
-    write += count(memory.write_unit) * sized(memory.write_unit) * writing.assembled
+
+    def counted(unit: Shape, in_place: bool) -> int:
+        return min(count(unit), beside(unit, region, shape)) if in_place else count(unit)
+
+    read = sized(memory.read_unit) * count(memory.read_unit) * reading.stored
+    read += sized(memory.read_unit) * counted(memory.read_unit, reading.in_place) * reading.decoded
+    write = sized(memory.chunk) * count(memory.chunk) * writing.stored
+    write += sized(memory.chunk) * counted(memory.chunk, writing.in_place) * writing.gathered
+    write += count(memory.write_unit) * (sized(memory.write_unit) * writing.assembled + writing.table)
     held = math.prod(min(g, n) for g, n in zip(region, shape, strict=True)) * memory.itemsize
-    return held + math.ceil(max(read, write))
+    rest = held + math.ceil(max(read, write)) + reading.kept
+    little = min(rest, 2**24)
+    noticed = math.floor(math.floor(Fraction(little**2, 2**21)) * Fraction(little, 2**22))
+    works = (memory.read_unit, reading.work), (memory.chunk, writing.work)
+    return rest + max(count(unit) * min(work, noticed) for unit, work in works)
 
 
 def all_direct(request: PlanRequest) -> list[Stages]:

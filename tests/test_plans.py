@@ -77,7 +77,10 @@ def test_boxes_are_in_c_order() -> None:
 
 
 def test_one_task_has_its_part_of_the_peak() -> None:
-    assert STAGE.task_bytes == 200
+    assert STAGE.tasks_at_once == STAGE.tasks == 2, "of three that could run"
+    assert STAGE.task_bytes == 300
+    large = replace(STAGE, shape=(10, 400), peak_bytes=600)
+    assert large.task_bytes == 200
     assert STAGE.read_amplification == 2.0
 
 

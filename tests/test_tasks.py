@@ -159,7 +159,7 @@ def test_a_task_says_what_its_stage_says() -> None:
     stage = stage_of((10, 8), (10, 4), journal=SOURCE, digest=True)
     task = stage[1]
     assert (task.stage, task.index, task.start, task.stop) == (1, 1, (0, 4), (10, 8))
-    assert (task.source, task.target, task.threads, task.predicted_bytes) == (SOURCE, TARGET, 2, 1000)
+    assert (task.source, task.target, task.threads, task.predicted_bytes) == (SOURCE, TARGET, 2, 1500)
     assert (task.job, task.journal, task.digest) == ("j", SOURCE, True)
     assert stage.box(1) == (task.start, task.stop)
     assert (stage.shape, stage.region, stage.read_unit, stage.write_unit) == ((10, 8), *[(10, 4)] * 3)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MAPPED_FROM = 1 << 20
+_MAPPED_FROM = 1 << 17
+"""Smaller ones come from the C allocator, and stay with a thread's scratch memory."""
 
 
 class BufferPool:
@@ -75,7 +76,7 @@ class ScratchBuffers:
         return self._decoded
 
     def shrink(self) -> None:
-        """Let go of large buffers, so that what comes next does not add to them."""
+        """Let go of all but small buffers, so that what comes next does not add to them."""
         self._stored, self._decoded = (
             memoryview(bytearray()) if len(buffer) >= _MAPPED_FROM else buffer
             for buffer in (self._stored, self._decoded)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
-import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ import numpy as np
 
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
+from rechunk_exec.copy.heap import bound_heap, trim_heap
 from rechunk_exec.copy.meter import MemoryMeter
 from rechunk_exec.copy.noting import note
 from rechunk_exec.digest import box_digest
@@ -45,8 +44,7 @@ _SLABS = 4
 _SMALL_BYTES = 1 << 20
 """A region that takes less time to copy than threads take to begin: about a millisecond."""
 _TRIMMED_FROM = 4_000_000
-"""Tasks of so many bytes give freed memory back when they end; it takes a millisecond or less, and keeps little of
-smaller ones."""
+"""Freed memory is given back when a task ends after tasks of so many bytes; it takes a millisecond or less."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -90,6 +88,7 @@ def configure_worker(cores: int) -> None:
 
     os.environ["RAYON_NUM_THREADS"] = str(cores)  # read when zarrs first decodes
     threadpoolctl.threadpool_limits(cores)
+    bound_heap()
     blosc.set_nthreads(1)
     zarr.config.set({"threading.max_workers": cores, "async.concurrency": cores})
 
@@ -116,6 +115,7 @@ class Worker:
         self._meter = MemoryMeter()
         self._job, self._stage = "", 0
         self._running = 0
+        self._untrimmed = 0
 
     def run(self, task: CopyTask) -> TaskResult:
         """Copy one region; see :func:`run_task`."""
@@ -137,8 +137,12 @@ class Worker:
             finally:
                 peak_bytes = self._meter.stop(measured)
         finally:
-            if task.predicted_bytes >= _TRIMMED_FROM:
-                trim_heap()  # codecs' output, of which each thread's arena keeps what it had at most
+            with self._lock:
+                self._untrimmed += task.predicted_bytes
+                trimming = self._untrimmed >= _TRIMMED_FROM
+                self._untrimmed = 0 if trimming else self._untrimmed
+            if trimming:
+                trim_heap()  # what codecs worked in, of which each thread's arena keeps what it had at most
             with self._lock:
                 self._running -= 1
         result = TaskResult(
@@ -200,10 +204,10 @@ class Worker:
             drain(pair.reader.units(region), read, scratches, helpers)
             if tally.absent:
                 pair.reader.refuse_vanished()
-            if task.digest:
-                tally.digest = f"{_digest(region, scratches, helpers):016x}"
             for scratch in scratches:
                 scratch.shrink()
+            if task.digest:
+                tally.digest = f"{_digest(region, scratches, helpers):016x}"
             with pair.writer.jobs(region) as jobs:
                 drain(jobs, write, scratches, helpers)
             for scratch in scratches:
@@ -314,21 +318,3 @@ def _worker() -> Worker:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_worker.cache_clear)  # a fork has none of its threads
     return Worker()
-
-
-def trim_heap() -> None:
-    """Ask the C allocator to give freed memory back, where it can (glibc)."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    if sys.platform != "linux":
-        return None
-    try:
-        trim: Callable[[int], int] = ctypes.CDLL("libc.so.6").malloc_trim
-    except (OSError, AttributeError):
-        return None
-    return trim

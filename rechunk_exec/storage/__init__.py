@@ -14,13 +14,9 @@ An array is read and written in one of three ways, and reports name the one take
 
 from __future__ import annotations
 
-from math import prod
-
-from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
-from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, band_unit
+from rechunk_exec.storage.bands import BandReader, band_unit
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
-from rechunk_exec.storage.bodies import copies_received
 from rechunk_exec.storage.create import (
     Design,
     TargetWishes,
@@ -34,7 +30,6 @@ from rechunk_exec.storage.direct import DirectReader, DirectWriter
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.intermediates import (
     TempForm,
-    assembled_in_memory,
     design_intermediate,
     lz4_options,
     temp_form,
@@ -71,6 +66,7 @@ from rechunk_exec.storage.places import (
 from rechunk_exec.storage.presence import Presence
 from rechunk_exec.storage.removal import remove_array, remove_moved_aside, remove_partials
 from rechunk_exec.storage.retry import RetryPolicy, retry_policy, take_retries
+from rechunk_exec.storage.scratch import read_scratch, write_scratch
 from rechunk_exec.storage.sessions import (
     IcechunkTarget,
     hidden_from_processes,
@@ -203,33 +199,6 @@ def open_writer(ref: ArrayRef) -> UnitWriter:
     if in_pieces(stored):
         return PieceWriter(stored, objects)
     return DirectWriter(stored, objects) if stored.codec is not None else ZarrWriter(stored, objects)
-
-
-def read_scratch(stored: StoredArray, read_unit: Index | None = None) -> ReadScratch:
-    """Return what reading a unit of the array, or a finer one, holds besides the region."""
-    if stored.codec is None:
-        return ReadScratch(stored=2, decoded=2, in_place=False)
-    # A file is read to where it is wanted, a store that is no local disk hands over bytes of its own.
-    local = _objects(stored).streams
-    copies = 1 if local else copies_received(stored.array.store)
-    if read_unit is not None:
-        # Some units are fetched and decoded at once: straight, or through scratch where a region cuts them.
-        piece_bytes = min(PIECE_BYTES * (1 if local else 8), stored.chunk_bytes)
-        units = max(1.0, piece_bytes / (prod(read_unit) * stored.dtype.itemsize))
-        return ReadScratch(stored=(copies - (stored.codec.raw and local)) * units, decoded=units, in_place=False)
-    if stored.codec.raw:
-        return ReadScratch(stored=0 if local else copies, decoded=1, in_place=stored.codec.c_order)
-    between = max(0, len(stored.codec.codecs) - 1) + (not stored.codec.decodes_into)
-    return ReadScratch(stored=copies + between, decoded=1, in_place=stored.codec.c_order)
-
-
-def write_scratch(stored: StoredArray, place: ArrayRef) -> WriteScratch:
-    """Return what writing a chunk of such an array at ``place`` holds besides the region."""
-    if stored.codec is None:
-        return WriteScratch(gathered=1, stored=2, in_place=False, assembled=3)
-    assembled = assembled_in_memory(place)
-    output = len(stored.codec.codecs) + (not stored.codec.encodes_into)
-    return WriteScratch(gathered=1, stored=output, in_place=stored.codec.c_order, assembled=assembled)
 
 
 def _opened(ref: ArrayRef, *, read_only: bool) -> tuple[StoredArray, Objects]:

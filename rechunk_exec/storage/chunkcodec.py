@@ -25,13 +25,23 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.codecmemory import (
+    ZSTD_DECODER_BYTES,
+    BloscArguments,
+    blosc_decoder_bytes,
+    blosc_encoder_bytes,
+    zstd_encoder_bytes,
+)
 from rechunk_exec.storage.nativeblosc import MOST_OVERHEAD, can_compress_into, compress_into
+from rechunk_exec.storage.nativeplain import lz4_into, zstd_context_bytes, zstd_into
 from rechunk_exec.storage.objectbase import Allocate
+from rechunk_exec.storage.streamcodecs import STREAMS, StreamBytes
 
 _BLOSC_SHUFFLE = {"noshuffle": blosc.NOSHUFFLE, "shuffle": blosc.SHUFFLE, "bitshuffle": blosc.BITSHUFFLE}
 # zarr v3 names of codecs that numcodecs has under another name.
 _V3_NUMCODECS = {"zstd": "zstd", "gzip": "gzip"}
-_PLAIN_NUMCODECS = ("lz4", "zlib", "bz2", "lzma", "zstd", "gzip")
+_PLAIN_NUMCODECS = ("lz4", "zstd", *STREAMS)
+_SUMMED_BYTES = 1 << 18
 
 
 class BytesCodec(Protocol):
@@ -40,8 +50,17 @@ class BytesCodec(Protocol):
     into: bool
     """Whether :meth:`decode` fills a given buffer without a buffer of its own."""
 
-    encodes_into: bool
-    """Whether :meth:`encode` makes its bytes in a buffer that it is given, with nothing as large besides."""
+    encoded_copies: int
+    """How many copies of the encoded bytes :meth:`encode` holds at most."""
+
+    def most(self, size: int) -> int:
+        """Return the most bytes that ``size`` bytes are encoded to."""
+
+    def encode_work(self, size: int) -> int:
+        """Return the bytes that encoding ``size`` bytes takes besides those and what they become."""
+
+    def decode_work(self, size: int) -> int:
+        """Return the bytes that decoding to ``size`` bytes takes besides those and what they come from."""
 
     def encode(self, content: Any, allocate: Allocate | None = None) -> bytes | memoryview:
         """Return the encoded bytes; where they may be in a buffer of ``allocate``, they are its until the next call."""
@@ -72,14 +91,29 @@ class ChunkCodec:
         return self.axes == tuple(range(len(self.axes)))
 
     @property
-    def decodes_into(self) -> bool:
-        """Whether :meth:`decode` needs no buffer besides ``out``."""
-        return len(self.codecs) <= 1 and all(codec.into for codec in self.codecs)
+    def decoded_between(self) -> int:
+        """How many buffers as large as the chunk :meth:`decode` needs besides ``out``."""
+        making = [codec for codec in self.codecs if not isinstance(codec, Crc32cBytes)]  # a checksum is cut off
+        return max(0, len(making) - 1) + any(not codec.into for codec in making[:1])
 
     @property
-    def encodes_into(self) -> bool:
-        """Whether :meth:`encode` holds nothing as large as the chunk but the buffer that it is given."""
-        return len(self.codecs) <= 1 and all(codec.encodes_into for codec in self.codecs)
+    def encoded_copies(self) -> int:
+        """How many copies of the encoded bytes :meth:`encode` holds at most."""
+        return max((codec.encoded_copies + (number > 0) for number, codec in enumerate(self.codecs)), default=0)
+
+    def most(self, size: int) -> int:
+        """Return the most bytes that a chunk of ``size`` bytes is stored as."""
+        for codec in self.codecs:
+            size = codec.most(size)
+        return size
+
+    def encode_work(self, size: int) -> int:
+        """Return the bytes that codecs work in to encode a chunk of ``size`` bytes."""
+        return max((codec.encode_work(size) for codec in self.codecs), default=0)
+
+    def decode_work(self, size: int) -> int:
+        """Return the bytes that codecs work in to decode a chunk of ``size`` bytes."""
+        return max((codec.decode_work(size) for codec in self.codecs), default=0)
 
     def frame(self, buffer: memoryview, shape: Sequence[int]) -> NDArray[Any]:
         """Return ``buffer`` as a chunk of ``shape`` elements whose memory order is the stored one."""
@@ -116,25 +150,28 @@ class BloscBytes:
     """A Blosc 1 frame (`format <https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst>`_)."""
 
     into = True
+    encoded_copies = 1
 
     def __init__(self, cname: str, clevel: int, shuffle: int, blocksize: int, typesize: int) -> None:
-        self.arguments: dict[str, Any] = {
-            "cname": cname.encode(),
-            "clevel": clevel,
-            "shuffle": shuffle,
-            "blocksize": blocksize,
-            "typesize": typesize,
-        }
-        self.encodes_into = can_compress_into()
+        self.arguments = BloscArguments(cname.encode(), clevel, shuffle, blocksize, typesize)
+
+    def most(self, size: int) -> int:
+        return size + MOST_OVERHEAD
+
+    def encode_work(self, size: int) -> int:
+        return blosc_encoder_bytes(self.arguments, size)
+
+    def decode_work(self, size: int) -> int:
+        return blosc_decoder_bytes(self.arguments, size)
 
     def encode(self, content: Any, allocate: Allocate | None = None) -> bytes | memoryview:
-        if allocate is not None and self.encodes_into:
+        if allocate is not None and can_compress_into():
             view = memoryview(content).cast("B")
             out = allocate(len(view) + MOST_OVERHEAD)
-            length = compress_into(view, out, **self.arguments)
+            length = compress_into(view, out, **self.arguments._asdict())
             if length:
                 return out[:length]
-        frame: bytes = blosc.compress(content, **self.arguments)
+        frame: bytes = blosc.compress(content, **self.arguments._asdict())
         return frame
 
     def decode(self, content: Any, out: Any | None = None) -> Any:
@@ -161,16 +198,38 @@ def blosc_size(frame: memoryview) -> int:
 
 
 class NumcodecsBytes:
-    """A codec of numcodecs that maps bytes to bytes."""
+    """A codec of numcodecs that maps bytes to bytes: Zstandard or LZ4."""
 
-    encodes_into = False
+    into = True
+    encoded_copies = 1
 
     def __init__(self, configuration: Mapping[str, Any]) -> None:
+        self.name = str(configuration["id"])
         self.codec = numcodecs.get_codec(dict(configuration))
-        self.decoded_size = {"zstd": _zstd_size, "lz4": _lz4_size}.get(configuration["id"], _unknown_size)
-        self.into = self.decoded_size is not _unknown_size
+        self.decoded_size = {"zstd": _zstd_size, "lz4": _lz4_size}[self.name]
 
-    def encode(self, content: Any, _: Allocate | None = None) -> bytes | memoryview:
+    def most(self, size: int) -> int:
+        return size + size // 255 + 64
+
+    def encode_work(self, size: int) -> int:
+        return zstd_encoder_bytes(self.codec.level, size) if self.name == "zstd" else 0
+
+    def decode_work(self, size: int) -> int:
+        return ZSTD_DECODER_BYTES if self.name == "zstd" else 0
+
+    def encode(self, content: Any, allocate: Allocate | None = None) -> bytes | memoryview:
+        if allocate is not None:
+            view = memoryview(content).cast("B")
+            most = self.most(len(view))
+            if self.name == "zstd":
+                level, checksum = self.codec.level, self.codec.checksum
+                out = allocate(most + zstd_context_bytes(level, len(view)))
+                length = zstd_into(view, out[:most], out[most:], level=level, checksum=checksum)
+            else:
+                out = allocate(most)
+                length = lz4_into(view, out, acceleration=self.codec.acceleration)
+            if length:
+                return out[:length]
         encoded: bytes | memoryview = self.codec.encode(content)
         return encoded
 
@@ -203,30 +262,42 @@ def _zstd_size(content: memoryview) -> int:
     return int.from_bytes(content[start : start + width], "little") + (256 if width == 2 else 0)
 
 
-def crc32c(content: bytes) -> bytes:
+def plain_codec(configuration: Mapping[str, Any]) -> NumcodecsBytes | StreamBytes:
+    """Return the codec that has this configuration in numcodecs."""
+    return StreamBytes(configuration) if configuration["id"] in STREAMS else NumcodecsBytes(configuration)
+
+
+def crc32c(content: bytes | memoryview) -> bytes:
     """Return the CRC-32C of some bytes as zarr stores it: four bytes, little-endian."""
-    checksum: int = google_crc32c.value(content)
+    checksum = 0
+    for start in range(0, len(content), _SUMMED_BYTES):  # the library takes nothing but bytes
+        checksum = google_crc32c.extend(checksum, bytes(content[start : start + _SUMMED_BYTES]))
     return checksum.to_bytes(4, "little")
-
-
-def _unknown_size(_: memoryview) -> int:
-    return -1
 
 
 class Crc32cBytes:
     """The content and its CRC-32C, four bytes, little-endian."""
 
-    into = False
-    encodes_into = False
+    into = True
+    encoded_copies = 1
+
+    def most(self, size: int) -> int:
+        return size + 4
+
+    def encode_work(self, size: int) -> int:
+        return min(size, _SUMMED_BYTES)
+
+    def decode_work(self, size: int) -> int:
+        return min(size, _SUMMED_BYTES)
 
     def encode(self, content: Any, _: Allocate | None = None) -> bytes:
-        body = bytes(content)
-        return body + crc32c(body)
+        view = memoryview(content).cast("B")
+        return b"".join((view, crc32c(view)))
 
     def decode(self, content: Any, out: Any | None = None) -> Any:
         view = memoryview(content).cast("B")
         body = view[:-4]
-        if len(view) < 4 or crc32c(bytes(body)) != bytes(view[-4:]):
+        if len(view) < 4 or crc32c(body) != bytes(view[-4:]):
             raise StorageError("a chunk's CRC-32C does not match its bytes", permanent=True)
         return body
 
@@ -266,7 +337,7 @@ def _v2_codec(metadata: ArrayV2Metadata) -> ChunkCodec | str:
                 ),
             )
         elif name in _PLAIN_NUMCODECS:
-            codec = (NumcodecsBytes(configuration),)
+            codec = (plain_codec(configuration),)
         else:
             return f"its compressor {name!r} is not among those known"
     return ChunkCodec(dtype, tuple(reversed(axes)) if metadata.order == "F" else tuple(axes), codec)
@@ -302,9 +373,9 @@ def _v3_codec(codecs: Sequence[Any], dtype: np.dtype[Any], ndim: int) -> ChunkCo
         elif name == "crc32c":
             chain.append(Crc32cBytes())
         elif name in _V3_NUMCODECS:
-            chain.append(NumcodecsBytes({"id": _V3_NUMCODECS[name], **configuration}))
+            chain.append(plain_codec({"id": _V3_NUMCODECS[name], **configuration}))
         elif name.removeprefix("numcodecs.") in _PLAIN_NUMCODECS and name.startswith("numcodecs."):
-            chain.append(NumcodecsBytes({"id": name.removeprefix("numcodecs."), **configuration}))
+            chain.append(plain_codec({"id": name.removeprefix("numcodecs."), **configuration}))
         else:
             return f"its codec {name!r} is not among those known"
     return ChunkCodec(dtype, axes, tuple(chain)) if serialized else "its elements are not stored as plain bytes"

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.chunkcodec import ChunkCodec, NumcodecsBytes
+from rechunk_exec.storage.chunkcodec import ChunkCodec, NumcodecsBytes, plain_codec
 from rechunk_exec.storage.objectbase import Allocate
+from rechunk_exec.storage.streamcodecs import StreamBytes
 
 ALGORITHMS = ("zstd", "lz4", "deflate")
 """Compressed streams that CPU and GPU share."""
@@ -70,24 +71,34 @@ def use_device(device: Device | None) -> None:
 def on_device(codec: ChunkCodec, chunk_bytes: int) -> ChunkCodec:
     """Return a chunk's codec with its compressor on the device, if there is one that takes it; else as it is."""
     first = codec.codecs[0] if codec.codecs else None
-    if _InUse.device is None or not isinstance(first, NumcodecsBytes):
+    if _InUse.device is None or not isinstance(first, NumcodecsBytes | StreamBytes):
         return codec
-    algorithm = _ALGORITHM_OF.get(first.codec.codec_id)
+    algorithm = _ALGORITHM_OF.get(first.name)
     if algorithm is None or not _InUse.device.takes(algorithm, chunk_bytes):
         return codec
-    return dataclasses.replace(codec, codecs=(DeviceBytes(first.codec.codec_id, _InUse.device), *codec.codecs[1:]))
+    return dataclasses.replace(codec, codecs=(DeviceBytes(first.name, _InUse.device), *codec.codecs[1:]))
 
 
 class DeviceBytes:
     """A codec from bytes to bytes whose stream a device decodes and encodes; ``name`` as numcodecs has it."""
 
     into = True
-    encodes_into = False
+    encoded_copies = 2
+    """The stream, and the stream in its framing."""
 
     def __init__(self, name: str, device: Device) -> None:
         self.name = name
         self.algorithm = _ALGORITHM_OF[name]
         self.device = device
+
+    def most(self, size: int) -> int:
+        return size + size // 64 + 64
+
+    def encode_work(self, size: int) -> int:
+        return 0  # on the device
+
+    def decode_work(self, size: int) -> int:
+        return 0
 
     def encode(self, content: Any, _: Allocate | None = None) -> bytes:
         view = memoryview(content).cast("B")
@@ -168,7 +179,7 @@ def try_device(device: Device, algorithms: Iterable[str]) -> None:
     for name, algorithm in _ALGORITHM_OF.items():
         if algorithm not in algorithms or not device.takes(algorithm, len(content)):
             continue
-        there, here = DeviceBytes(name, device), NumcodecsBytes({"id": name})
+        there, here = DeviceBytes(name, device), plain_codec({"id": name})
         try:
             out = bytearray(len(content))
             there.decode(here.encode(content), memoryview(out))

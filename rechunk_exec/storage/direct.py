@@ -34,6 +34,8 @@ from rechunk_exec.storage.stored import StoredArray
 
 Entries: TypeAlias = NDArray[np.uint64]
 """The index of a shard, of shape ``(*grid_shape, 2)``: an offset and a length for each chunk."""
+COMPARED_BYTES = 1 << 16
+"""What is compared with the fill value at once."""
 
 ALL_FILL = b"rechunk_exec: every element of this chunk is the fill value\n"
 """What stands, in an intermediate, for a chunk that is all fill value. There an absent object is an error, so that one
@@ -315,7 +317,7 @@ def is_filled(elements: memoryview, fill: bytes) -> bool:
         return False
     # A run of one element equals itself moved by one element; compared a piece at a time, so that nothing large is
     # made.
-    piece = max(1, 65536 // size) * size
+    piece = max(1, COMPARED_BYTES // size) * size
     pattern = fill * (piece // size)
     return all(
         bytes(elements[start : start + piece]) == pattern[: len(elements) - start]

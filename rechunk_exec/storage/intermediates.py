@@ -12,20 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rechunk_exec.errors import PlanError, StorageError
+from rechunk_exec.errors import PlanError
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, WriteScratch
-from rechunk_exec.storage.bodies import copies_received, takes_without_copies
 from rechunk_exec.storage.create import Design, compressors_of, prototype
 from rechunk_exec.storage.identity import Fingerprint, layout_members
 from rechunk_exec.storage.pieces import in_pieces
+from rechunk_exec.storage.scratch import chunk_read, chunk_write, form_at
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray
-from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.storage.translate import carry_over
 from rechunk_exec.tasks import ArrayRef
 
 _NAMES = ("compressor", "compressors")
 LZ4_OPTIONS: Mapping[str, Any] = {"compressor": {"id": "blosc", "cname": "lz4", "clevel": 1, "shuffle": 1}}
 """What intermediates are compressed with where nothing else was asked for: least time, for most of what it saves."""
+_MOST_CHUNK_BYTES = 64 << 20
+"""What is counted that codecs work in for a chunk whose size is not yet known."""
 _NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -99,22 +100,20 @@ def temp_form(source: StoredArray, options: Mapping[str, Any], place: ArrayRef |
     codec = like.codec
     if codec is None:
         return TempForm(codecs=_codecs(like) if options else "", reading=RAW_READ, writing=RAW_WRITE, pieces=None)
-    assembled, copies = assembled_in_memory(place), _received(place)
+    form = form_at(place)
     if codec.raw:
         # Pieces are gathered for a file, and copied to where they belong in an object that is in memory.
-        pieces = WriteScratch(gathered=0 if assembled else 1, stored=0, assembled=assembled)
+        gathered = WriteScratch(gathered=1, stored=0, assembled=form.sent, work=form.client_bytes)
         return TempForm(
             codecs="",
-            reading=ReadScratch(stored=copies if assembled else 0, decoded=1),
-            writing=WriteScratch(gathered=1, stored=0, assembled=assembled),
-            pieces=pieces if _may_be_sharded(source) else None,
+            reading=ReadScratch(stored=0 if form.streams else form.received, decoded=1, work=form.client_bytes),
+            writing=gathered,
+            pieces=dataclasses.replace(gathered, gathered=int(form.streams)) if _may_be_sharded(source) else None,
         )
-    between = max(0, len(codec.codecs) - 1) + (not codec.decodes_into)
-    output = len(codec.codecs) + (not codec.encodes_into)
     return TempForm(
         codecs=_codecs(like),
-        reading=ReadScratch(stored=copies + between, decoded=1),
-        writing=WriteScratch(gathered=1, stored=output, assembled=assembled),
+        reading=chunk_read(codec, _MOST_CHUNK_BYTES, form),
+        writing=chunk_write(codec, _MOST_CHUNK_BYTES, form),
         pieces=None,
     )
 
@@ -140,26 +139,6 @@ def lz4_options(source: StoredArray, begun: Fingerprint | None, wished: bool) ->
     if begun is None:
         return LZ4_OPTIONS if wished else _NO_OPTIONS
     return LZ4_OPTIONS if begun.temp_codecs == temp_form(source, LZ4_OPTIONS, None).codecs else _NO_OPTIONS
-
-
-def assembled_in_memory(place: ArrayRef | None) -> int:
-    """Return how many times an object is in memory until it is stored; 0 where it is streamed to a file."""
-    if place is None or local_path(place) is not None:
-        return 0
-    try:
-        return 1 if takes_without_copies(open_store(place, read_only=True)) else 2
-    except StorageError:  # told by who writes there
-        return 2
-
-
-def _received(place: ArrayRef | None) -> int:
-    """Return how many times stored bytes are in memory when they are read."""
-    if place is None or local_path(place) is not None:
-        return 1
-    try:
-        return copies_received(open_store(place, read_only=True))
-    except StorageError:
-        return 2
 
 
 def _may_be_sharded(source: StoredArray) -> bool:

@@ -21,6 +21,7 @@ from rechunk_exec.storage.bodies import copies_received
 from rechunk_exec.storage.direct import DirectReader, Entries
 from rechunk_exec.storage.objectbase import Objects
 from rechunk_exec.storage.ranges import FILE_GAP_BYTES, STORE_GAP_BYTES, Joined, join
+from rechunk_exec.storage.scratch import read_scratch
 from rechunk_exec.storage.shards import EMPTY
 from rechunk_exec.storage.stored import StoredArray
 
@@ -77,6 +78,8 @@ class ShardReader(DirectReader):
         self.copies = 1 if objects.streams else copies_received(stored.array.store)
         self.most_bytes = _FILE_BYTES if objects.streams else _STORE_BYTES
         self._none = stored.index.empty()
+        scratch = read_scratch(stored)
+        self.besides = scratch.work + scratch.kept
         self.gap_bytes = FILE_GAP_BYTES if objects.streams else STORE_GAP_BYTES
 
     def units(self, region: Region) -> Iterator[Any]:
@@ -143,5 +146,5 @@ class ShardReader(DirectReader):
     def _request_bytes(self, region: Region) -> int:
         """Return how many stored bytes may be held at once, within what the task has to spare."""
         decoded = 0 if self.codec.raw else self.chunk_bytes * max(1, len(self.codec.codecs))
-        room = (region.spare_bytes - decoded) // self.copies
+        room = (region.spare_bytes - decoded - self.besides) // self.copies
         return min(room, self.most_bytes)

@@ -43,7 +43,6 @@ def test_a_compressor_that_is_not_there_is_refused_as_numcodecs_words_it() -> No
 def test_numcodecs_makes_the_frame_where_the_function_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nativeblosc, "_function", lambda: None)
     codec = BloscBytes("zstd", 5, blosc.SHUFFLE, 0, 4)
-    assert not codec.encodes_into
     frame = codec.encode(SMOOTH, lambda size: memoryview(bytearray(size)))
     assert frame == blosc.compress(SMOOTH, b"zstd", 5, blosc.SHUFFLE, 0, typesize=4)
     sizes = {"blocksize": 0, "typesize": 4}
