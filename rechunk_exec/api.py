@@ -14,7 +14,7 @@ import zarr
 from rechunk_exec import executors, storage
 from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
-from rechunk_exec.cost import CostModel
+from rechunk_exec.cost import CostModel, resolve
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import Layouts, plan_for_workers
@@ -195,6 +195,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
             owned=isinstance(executor, str),
             verify=verify,
             progress=progress,
+            start_s=resolve(cost_model).start_s,
         ),
     )
 

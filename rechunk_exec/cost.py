@@ -1,4 +1,4 @@
-"""Seconds of a stage. Layer: the planner; imports only errors.
+"""Seconds of a stage. Layer: the planner; imports only errors and wire.
 
 A stage takes as long as its bytes at the rates of its two ends, plus its operations at their latency, as many at once
 as the store takes:
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
 
 SOURCE = "source"
@@ -78,14 +79,24 @@ class CostModel:
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"
+    helpful_in_flight: int | None = None
+    """Operations side by side beyond which the store got no faster, where that was measured. Then ``in_flight`` is what
+    the executor has under way, as far as this."""
+    start_s: float = 0.0
+    """Seconds until a worker process that has to be started runs its first task. No part of a stage's seconds."""
+    notes: tuple[str, ...] = ()
+    """How these figures were measured, for people."""
 
     def __post_init__(self) -> None:
         rates = ("decode_bps", "encode_bps", "raw_read_bps", "raw_write_bps")
         for name in (*rates, "in_flight", "cores", "tasks_at_once"):
             if not getattr(self, name) > 0:
                 raise PlanError(f"CostModel.{name} must be positive; got {getattr(self, name)!r}")
-        if not self.operation_s >= 0:
-            raise PlanError(f"CostModel.operation_s must not be negative; got {self.operation_s!r}")
+        if self.helpful_in_flight is not None and self.helpful_in_flight < 1:
+            raise PlanError(f"CostModel.helpful_in_flight must be positive or None; got {self.helpful_in_flight!r}")
+        for name in ("operation_s", "start_s"):
+            if not getattr(self, name) >= 0:
+                raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
 
     @classmethod
     def local(cls) -> CostModel:
@@ -134,6 +145,28 @@ class CostModel:
             in_flight=max(1, round(self.in_flight * factor)) if self.in_flight_scales else self.in_flight,
             cores=cores,
         )
+
+    def running(self, tasks_at_once: int, threads: int) -> CostModel:
+        """The same machine and store for an executor that runs so many tasks at once, each on so many threads.
+
+        >>> from dataclasses import replace
+        >>> measured = replace(CostModel.local(), in_flight=2, helpful_in_flight=32)
+        >>> measured.running(tasks_at_once=16, threads=1).in_flight, measured.running(64, 1).in_flight
+        (16, 32)
+        """
+        under_way = self.in_flight
+        if self.helpful_in_flight is not None:
+            under_way = min(self.helpful_in_flight, tasks_at_once * threads)
+        return replace(self, tasks_at_once=tasks_at_once, in_flight=under_way)
+
+    def to_json(self) -> str:
+        """Return the model as one line of JSON."""
+        return wire.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> CostModel:
+        """Return the model that ``text`` holds; :class:`~rechunk_exec.errors.SerializationError` if it holds none."""
+        return wire.from_json(cls, text)
 
     def read_bps(self, source: str) -> float:
         """Rate at which a stage reads ``"source"`` or an intermediate."""

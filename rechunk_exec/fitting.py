@@ -8,7 +8,7 @@ regions, or few with large ones and more threads each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rechunk_exec import cost
 from rechunk_exec.algorithm import plan
@@ -61,15 +61,16 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
         (source, tasks) for source in (layouts.source, layouts.finer) if source for tasks in _tasks_at_once(workers)
     ]
     for source, tasks_at_once in ways:
+        threads = max(1, workers.cores_per_worker // tasks_at_once)
         request = PlanRequest(
             shape=layouts.shape,
             itemsize=layouts.itemsize,
             source=source,
             target=layouts.target,
             max_mem=max_mem,
-            cost=replace(model, tasks_at_once=workers.workers * tasks_at_once),
+            cost=model.running(workers.workers * tasks_at_once, threads),
             tasks_per_worker=tasks_at_once,
-            threads=max(1, workers.cores_per_worker // tasks_at_once),
+            threads=threads,
             staged=staged,
         )
         try:
