@@ -187,11 +187,14 @@ class Probe:
         each_s = (reads * operations.read_s + writes * operations.write_s) / (reads + writes)
         # What small operations took is a guess at their part of a phase: so much that nothing is left, it cannot be.
         each_s = min([each_s, *(phase.most_each_s for phase in phases.values() if phase.operations)])
-        rates = {f"{name}_bps": _figures(phase.rate(each_s)) for name, phase in phases.items()}
+        rates = {name: _figures(phase.rate(each_s)) for name, phase in phases.items()}
         in_flight = min(self._cores, operations.helpful or self._cores)
         return replace(
             self.subject.preset,
-            **rates,
+            decode_bps=rates["decode"],
+            encode_bps=rates["encode"],
+            raw_read_bps=rates["raw_read"],
+            raw_write_bps=rates["raw_write"],
             operation_s=_figures(each_s * in_flight),
             in_flight=in_flight,
             in_flight_scales=not self.subject.remote,

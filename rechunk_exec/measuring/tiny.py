@@ -53,7 +53,7 @@ def helpful_in_flight(objects: Objects, limit_s: float) -> int:
 
 
 def start_seconds(workers: int) -> float:
-    """Return the seconds until ``workers`` fresh worker processes, started at once, are ready; 0 if they do not start."""
+    """Return the seconds until ``workers`` fresh worker processes, started at once, are ready; 0 if they fail."""
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     began = time.perf_counter()
     started = [

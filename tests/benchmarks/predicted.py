@@ -8,7 +8,7 @@ Each run is a fresh process: it reads the source once, so that the page cache ho
 memory (see :func:`touch_memory`), probes with ``rechunk_exec.measure``, and copies with the model that this gave.
 
 ``ratio`` is predicted over measured seconds, the median of the rounds, and ``worst`` the one farthest from 1. Where
-other work takes cores from the copy, the wall clock says nothing of the prediction: ``share`` is the processor time that
+other work takes cores from the copy, the wall clock says little of the prediction: ``share`` is the processor time that
 the copy got, of all that the cores had in its seconds. Needs the extra ``test``, for S3.
 """
 
