@@ -138,7 +138,7 @@ def spread(count: int) -> Iterable[int]:
     """Numbers below ``count``, any first few of them spread over all; each once where there are not very many.
 
     >>> list(spread(6))
-    [1, 4, 2, 5, 0, 3]
+    [1, 3, 0, 5, 2, 4]
     """
     if count <= _SORTED:
         return sorted(range(count), key=lambda number: (number * _GOLDEN + 0.5) % 1)
