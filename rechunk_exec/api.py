@@ -226,7 +226,14 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         session=storage.session_target(places.target, design.like.metadata.zarr_format),
     )
     return Rechunked(
-        JobParts(work=work, executor=runner, owned=isinstance(executor, str), verify=verify, progress=progress)
+        JobParts(
+            work=work,
+            executor=runner,
+            owned=isinstance(executor, str),
+            verify=verify,
+            progress=progress,
+            worker_start_s=resolve(cost_model).worker_start_s,
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a stage. Layer: the planner; imports only errors.
+"""Seconds of a stage. Layer: the planner; imports only errors and wire.
 
 A stage takes as long as its bytes at the rates of its two ends, plus its operations at their latency, as many at once
 as the store takes:
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
 
 SOURCE = "source"
@@ -100,6 +101,13 @@ class CostModel:
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"
+    helpful_in_flight: int | None = None
+    """Operations side by side beyond which the store got no faster, where that was measured. Then ``in_flight`` is what
+    the executor has under way, as far as this."""
+    worker_start_s: float = 0.0
+    """Seconds until a worker process that has to be started runs its first task. No part of a stage's seconds."""
+    notes: tuple[str, ...] = ()
+    """How these figures were measured, for people."""
 
     def __post_init__(self) -> None:
         rates = ("decode_bps", "encode_bps", "raw_read_bps", "raw_write_bps")
@@ -111,7 +119,9 @@ class CostModel:
                 f"CostModel.temp_bps must be positive or None, and temp_ratio at least 1; got {self.temp_bps!r} and "
                 f"{self.temp_ratio!r}"
             )
-        for name in ("operation_s", "stage_s", "deeper_s"):
+        if self.helpful_in_flight is not None and self.helpful_in_flight < 1:
+            raise PlanError(f"CostModel.helpful_in_flight must be positive or None; got {self.helpful_in_flight!r}")
+        for name in ("operation_s", "stage_s", "deeper_s", "worker_start_s"):
             if not getattr(self, name) >= 0:
                 raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
 
@@ -184,6 +194,28 @@ class CostModel:
         raw, smaller = (self.with_temp(compressed=compressed) for compressed in (False, True))
         times = [1 / model.raw_write_bps + 1 / model.raw_read_bps for model in (raw, smaller)]
         return times[1] * _WORTH_COMPRESSING < times[0]
+
+    def running(self, tasks_at_once: int, units: int) -> CostModel:
+        """The same machine and store, for an executor that runs so many tasks, each with so many units in flight.
+
+        >>> from dataclasses import replace
+        >>> measured = replace(CostModel.local(), in_flight=2, helpful_in_flight=32)
+        >>> measured.running(tasks_at_once=16, units=1).in_flight, measured.running(64, 1).in_flight
+        (16, 32)
+        """
+        under_way = self.in_flight
+        if self.helpful_in_flight is not None:
+            under_way = min(self.helpful_in_flight, tasks_at_once * units)
+        return replace(self, tasks_at_once=tasks_at_once, in_flight=under_way)
+
+    def to_json(self) -> str:
+        """Return the model as one line of JSON."""
+        return wire.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> CostModel:
+        """Return the model that ``text`` holds; :class:`~rechunk_exec.errors.SerializationError` if it holds none."""
+        return wire.from_json(cls, text)
 
     def read_bps(self, source: str) -> float:
         """Rate at which a stage reads ``"source"`` or an intermediate."""

@@ -28,6 +28,7 @@ from rechunk_exec.preparation import (
     utc_now,
 )
 from rechunk_exec.report.progress import progress as progress_display
+from rechunk_exec.report.tally import Tally, stage_times
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.resuming import take_back
 from rechunk_exec.sizes import bytes_text
@@ -50,6 +51,8 @@ class JobParts:
     """Whether we made the executor, and so close it."""
     verify: bool
     progress: bool | None
+    worker_start_s: float = 0.0
+    """Seconds that the cost model adds for worker processes that have to be started."""
 
 
 class Rechunked:
@@ -252,10 +255,17 @@ class Rechunked:
         keeper = Keeper(
             begun.journal, lease, told=_tells(self._parts.executor), left=sum(len(stage) for stage in begun.stages)
         )
+        tally = Tally({stage.number: len(stage) for stage in begun.stages})
+        to_start = executors.worker_shape(self._parts.executor).to_start
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
-            listeners: list[OnEvent] = [keeper, display, *([] if on_event is None else [on_event])]
+            listeners: list[OnEvent] = [tally.add, keeper, display, *([] if on_event is None else [on_event])]
             tell = storage.merging(begun.stages, _all_of(listeners))
             report = executors.staged_copy(begun.stages, self._parts.executor, on_event=tell)
+        report = replace(
+            report,
+            stage_times=stage_times(tally, begun.stages, report),
+            start_predicted_s=self._parts.worker_start_s if to_start and report.results else 0.0,
+        )
         if self._session is not None:
             report = replace(report, results=self._session.collect(begun.stages[-1], report.results))
         return replace(report, results=tuple(map(storage.without_changes, report.results)))

@@ -180,5 +180,5 @@ def show_plan(console: Console, plan: Plan, *, explain: bool) -> None:
 
 def report_document(report: CopyReport) -> dict[str, Any]:
     """A report as JSON values: its sums, its warnings, and each task's result."""
-    sums = ("tasks", "bytes_read", "bytes_written", "peak_bytes", "codec_paths", "warnings")
+    sums = ("tasks", "predicted_s", "bytes_read", "bytes_written", "peak_bytes", "codec_paths", "warnings")
     return {**{name: getattr(report, name) for name in sums}, **wire.to_document(report)}
