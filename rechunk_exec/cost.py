@@ -240,6 +240,10 @@ class CostModel:
         return self.stage_s if self.tasks_at_once > 1 else 0.0
 
 
+PRESETS = {"local": CostModel.local, "object": CostModel.object}
+"""What there is to choose from without measuring."""
+
+
 def resolve(cost_model: str | CostModel) -> CostModel:
     """The cost model that a user named or gave.
 
@@ -255,8 +259,7 @@ def resolve(cost_model: str | CostModel) -> CostModel:
     """
     if isinstance(cost_model, CostModel):
         return cost_model
-    if cost_model == "local":
-        return CostModel.local()
-    if cost_model == "object":
-        return CostModel.object()
+    for name, make in PRESETS.items():
+        if cost_model == name:
+            return make()
     raise PlanError(f"cost_model must be 'local', 'object' or a CostModel; got {cost_model!r}")

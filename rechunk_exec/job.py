@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 import zarr
 
 from rechunk_exec import batch, executors, storage
-from rechunk_exec.errors import RechunkError, StorageError
+from rechunk_exec.budget import Budget
+from rechunk_exec.errors import PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.keeper import Keeper
 from rechunk_exec.preparation import (
@@ -51,6 +52,8 @@ class JobParts:
     """Whether we made the executor, and so close it."""
     verify: bool
     progress: bool | None
+    budget: Budget
+    """The memory of one worker, which the plan was made for."""
     worker_start_s: float = 0.0
     """Seconds that the cost model adds for worker processes that have to be started."""
 
@@ -90,8 +93,15 @@ class Rechunked:
             lines.append(f"    via {places.temp}, which holds {bytes_text(temp_bytes)}")
         if self._work.resumed is not None:
             lines.append(f"   goes on with the job begun at {self._work.resumed.begun}")
+        if self.memory_text:
+            lines.append(f"   {self.memory_text}")
         lines += [f"   note: {note}" for note in self._work.design.notes]
         return "\n".join([*lines, "", self.plan.explain()])
+
+    @property
+    def memory_text(self) -> str:
+        """How ``max_mem="auto"`` came to its number, for people; empty where a number was given."""
+        return self._parts.budget.how
 
     def tasks(self) -> Iterator[CopyTask]:
         """Yield the tasks of all stages, in order."""
@@ -171,11 +181,18 @@ class Rechunked:
         ------
         SerializationError
             If an array has no name by which another process opens it, such as one in memory.
+        PlanError
+            If ``max_mem`` is a share of what this machine leaves: lines may run on others.
         StorageError
             If the target takes no documents, the file cannot be written, or arrays cannot be created.
         TargetExistsError, ResumeError
             As for :meth:`execute`.
         """
+        if self._parts.budget.of_this_machine:
+            raise PlanError(
+                "max_mem must be a number where tasks run anywhere; got 'auto', which is "
+                f"{self.plan.max_mem} bytes on this machine; give what each process that runs a line has"
+            )
         self._refuse_twice()
         parts, name = self._parts, os.fspath(jobs)
         target = self._work.places.target

@@ -74,6 +74,7 @@ class ProcessesExecutor(PoolExecutor):
             cores_per_worker=max(1, available_cores() // self._size),
             elastic=False,
             to_start=0 if self._workers else self._size,
+            here=True,
         )
 
     def put(self, obj: T) -> Shared[T]:

@@ -74,15 +74,15 @@ class Mover:
         self._helpers.shutdown()
 
     @contextmanager
-    def region(self, stored: StoredArray, box: Box) -> Iterator[Region]:
+    def region(self, stored: StoredArray, box: Box, spare_bytes: int) -> Iterator[Region]:
         """Lend a region, in memory that was used before: a worker's is, but for its first task."""
         if not stored.fixed_size:
-            yield Region(box.start, box.stop, np.empty(box.shape, stored.dtype))
+            yield Region(box.start, box.stop, np.empty(box.shape, stored.dtype), spare_bytes)
             return
         with self._regions.borrow(box.size * stored.dtype.itemsize) as memory:
             elements = np.frombuffer(memory, np.uint8)
             elements[::_PAGE_BYTES] = 0
-            yield Region(box.start, box.stop, elements.view(stored.dtype).reshape(box.shape))
+            yield Region(box.start, box.stop, elements.view(stored.dtype).reshape(box.shape), spare_bytes)
 
     def read(self, reader: UnitReader, region: Region, limit_s: float, phase: Phase) -> bool:
         """Read units into a region until all are there, or the time is over; whether all are."""
@@ -122,7 +122,7 @@ class Mover:
                     if written and time.perf_counter() - began > limit_s:
                         return
                     box = units[number]
-                    part = Region(box.start, box.stop, region.part(box.start, box.stop))
+                    part = Region(box.start, box.stop, region.part(box.start, box.stop), region.spare_bytes)
                     written += part.elements.nbytes
                     for job in open_units.enter_context(writer.jobs(part)):
                         yield job, part

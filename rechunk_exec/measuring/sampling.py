@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 from rechunk_exec import storage
@@ -18,6 +18,7 @@ from rechunk_exec.measuring.moving import Mover, Phase, fill_from, spread
 from rechunk_exec.measuring.place import ProbePlace, probe_place
 from rechunk_exec.measuring.subject import Subject
 from rechunk_exec.memory import lies_in_place
+from rechunk_exec.plans import StagePlan
 from rechunk_exec.storage import Region, UnitReader
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.pagecache import cached_share, forget_cached
@@ -69,7 +70,7 @@ class Probe:
             place = stack.enter_context(probe_place(subject.target, "target", needed))
             temp = place
             if subject.temp is not None:
-                temp = stack.enter_context(probe_place(subject.temp, "intermediates", needed))
+                temp = stack.enter_context(probe_place(subject.temp, "place of intermediates", needed))
             operations = self._operations(place)
             self._sample(mover, place, temp)
         return self._model(operations, start_s, place)
@@ -100,7 +101,7 @@ class Probe:
         ends = time.perf_counter() + self.seconds * _SAMPLED
         for turn, number in enumerate(islice(spread(first.tasks), _MOST_ROUNDS)):
             box = Box(*first.box(number))
-            with mover.region(subject.stored, box) as region:
+            with mover.region(subject.stored, box, _spare_bytes(first)) as region:
                 complete = self._read(mover, reader, region)
                 if turn == 0:
                     self._move_raw(mover, temp, region)
@@ -141,31 +142,54 @@ class Probe:
         decode = self._phases["decode"]
         most_bytes = decode.nbytes / max(decode.seconds, 1e-9) * self.seconds * _SHARES["reading"]
         box = self._cut(Box(*last.box(numbers[-1])), last.write_unit, most_bytes)
-        with mover.region(self.subject.stored, box) as region:
+        with mover.region(self.subject.stored, box, _spare_bytes(last)) as region:
             # What is not read in time has values from elsewhere: they compress about as well.
             fill_from(sample.elements, region)
             mover.read(reader, region, self.seconds * _SHARES["reading"], Phase())
             yield region
 
     def _move_raw(self, mover: Mover, temp: ProbePlace, sample: Region) -> None:
-        """Write a part of what was read to an intermediate, and read that again."""
+        """Write a part of what was read to each intermediate of the plan, or to one like the target; read it again."""
         stages = self.subject.plan.stages
-        chunk = stages[0].chunk if len(stages) > 1 else clip(stages[0].write_unit, sample.elements.shape)
+        if len(stages) == 1:
+            self._intermediate(mover, temp, sample, stages[0], None)
+            return
+        self._intermediate(mover, temp, sample, *stages[:2])
+        for stage, after in pairwise(stages[1:]):
+            box = self._cut(Box((0,) * len(stage.shape), clip(stage.region, stage.shape)), stage.chunk, self._raw_bytes)
+            with mover.region(self.subject.stored, box, _spare_bytes(stage)) as region:
+                fill_from(sample.elements, region)
+                self._intermediate(mover, temp, region, stage, after)
+
+    @property
+    def _raw_bytes(self) -> float:
+        """About how much of each intermediate is moved."""
+        return self.subject.preset.raw_write_bps * self.seconds * _SHARES["raw"]
+
+    def _intermediate(
+        self, mover: Mover, temp: ProbePlace, sample: Region, stage: StagePlan, after: StagePlan | None
+    ) -> None:
+        """Write a part of a sample as ``stage`` writes its intermediate, and read it again as ``after`` does."""
+        chunk = clip(stage.chunk if after else stage.write_unit, sample.elements.shape)
         whole = Box((0,) * len(chunk), sample.elements.shape)
-        box = self._cut(whole, chunk, self.subject.preset.raw_write_bps * self.seconds * _SHARES["raw"])
+        box = self._cut(whole, chunk, self._raw_bytes)
+        sharded = after is not None and stage.write_unit != stage.chunk
         stored = replace(self.subject.stored, shape=box.shape)
-        ref = temp.create(storage.design_intermediate(stored, chunk), "temp-1")
-        part = Region(box.start, box.stop, sample.elements[box.slices])
-        mover.write(storage.open_writer(ref), part, math.inf, self._phases["raw_write"])
+        unit = tuple(-(-size // piece) * piece for size, piece in zip(box.shape, chunk, strict=True))
+        ref = temp.create(storage.design_intermediate(stored, chunk, unit if sharded else chunk), "temp-1")
+        part = Region(box.start, box.stop, sample.elements[box.slices], sample.spare_bytes)
+        writing, reading = self._phases["raw_write"], self._phases["raw_read"]
+        mover.write(storage.open_writer(ref), part, math.inf, writing)
         # A task of the next stage gathers such pieces; where one is no run of its region, they are copied once more.
-        after = stages[-1]
-        gap = len(stages) > 1 and not lies_in_place(after.read_unit, after.region, after.shape)
+        gap = after is not None and not lies_in_place(after.read_unit, after.region, after.shape)
         wider = (*box.shape[:-1], box.shape[-1] + gap) if box.shape else box.shape
-        with mover.region(stored, Box(box.start, wider)) as region:
-            target = Region(box.start, box.stop, region.elements[box.slices])
-            mover.read(storage.open_reader(ref), target, math.inf, self._phases["raw_read"])
+        spare = 0 if after is None else _spare_bytes(after)
+        with mover.region(stored, Box(box.start, wider), spare) as region:
+            target = Region(box.start, box.stop, region.elements[box.slices], spare)
+            mover.read(storage.open_reader(ref), target, math.inf, reading)
         pieces = len(Grid(box.shape, chunk))
-        self._phases["raw_write"].operations = self._phases["raw_read"].operations = pieces
+        writing.operations += 1 if sharded else pieces
+        reading.operations += pieces
 
     def _cut(self, box: Box, unit: tuple[int, ...], most_bytes: float) -> Box:
         """A part of a box, from its start, of whole units and about ``most_bytes``; at least one unit."""
@@ -227,6 +251,11 @@ class _Operations:
     write_s: float
     helpful: int | None
     """How many side by side help; None for local disks."""
+
+
+def _spare_bytes(stage: StagePlan) -> int:
+    """Bytes that each thread of a task of this stage may hold besides the region."""
+    return max(0, stage.task_bytes - math.prod(stage.region) * stage.itemsize) // stage.threads
 
 
 def _figures(number: float) -> float:

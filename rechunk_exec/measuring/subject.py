@@ -13,7 +13,7 @@ from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.fitting import Layouts, plan_for_workers
 from rechunk_exec.naming import Options, Wanted, job_places, source_ref
 from rechunk_exec.plans import Plan
-from rechunk_exec.request import SourceLayout, TargetLayout
+from rechunk_exec.request import RAW_SHARD_WRITE, SourceLayout, TargetLayout
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -73,7 +73,7 @@ def subject_of(wishes: Wishes, *, max_mem: int, cores: int) -> Subject:
             )
         )
         source, target = places.source, places.target
-        temp = None if wishes.temp_store is None else places.temp
+        temp = None if places.temp_store is None else storage.child(places.temp_store, "intermediates")
     stored = storage.open_array(source, read_only=True)
     names = storage.dimension_names(stored)
     chunk = resolve_chunks(
@@ -94,6 +94,8 @@ def subject_of(wishes: Wishes, *, max_mem: int, cores: int) -> Subject:
             options=wishes.target_options or {},
         ),
     )
+    beside = temp if temp is not None else target
+    form = storage.temp_form(stored, {}, beside)
     unit = storage.finer_read_unit(stored)
     layout = SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored))
     finer = None if unit is None else replace(layout, read_unit=unit, scratch=storage.read_scratch(stored, unit))
@@ -106,6 +108,10 @@ def subject_of(wishes: Wishes, *, max_mem: int, cores: int) -> Subject:
             chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, source if target is None else target)
         ),
         has_temp_place=True,
+        sharded_temp=form.pieces is not None,
+        shard_scratch=form.pieces or RAW_SHARD_WRITE,
+        temp_reading=form.reading,
+        temp_writing=form.writing,
     )
     ends = [source, *([] if target is None else [target])]
     remote = any(storage.local_path(end) is None for end in ends)

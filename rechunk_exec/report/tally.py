@@ -126,7 +126,7 @@ def stage_times(tally: Tally, stages: Sequence[Stage], report: CopyReport) -> tu
     return tuple(
         StageTime(
             stage=stage.number,
-            predicted_s=stage.plan.predicted_s * len(stage) / stage.tasks if stage.tasks else 0.0,
+            predicted_s=stage.plan.predicted_s * (len(stage) / stage.tasks) if stage.tasks else 0.0,
             measured_s=measured.get(stage.number, 0.0) if known else None,
         )
         for stage in stages
