@@ -1,6 +1,6 @@
 """Predicted time after a probe beside the measured one, on the benchmark cases. Run by hand; asserts nothing.
 
-    python tests/benchmarks/predicted.py [--folder DIR] [--rounds 3] [--only NAME]
+    python tests/benchmarks/predicted.py [--folder DIR] [--rounds 3] [--only NAME] [--cpu]
 
 The cubes of ``frame.py`` (made in the folder if they are not there) are copied to shards (128, 256, 256) of chunks
 (128, 64, 64), in one stage and, with less memory, in two, and a smaller cube to an S3 server (moto) on this machine.
@@ -9,7 +9,9 @@ memory (see :func:`touch_memory`), probes with ``rechunk_exec.measure``, and cop
 
 ``ratio`` is predicted over measured seconds, the median of the rounds, and ``worst`` the one farthest from 1. Where
 other work takes cores from the copy, the wall clock says little of the prediction: ``share`` is the processor time that
-the copy got, of all that the cores had in its seconds. Needs the extra ``test``, for S3.
+the copy got, of all that the cores had in its seconds. With ``--cpu`` probes and copies are timed by the processor
+seconds that they use, over all cores, which other work changes little; what waits, such as S3, is left out then.
+Needs the extra ``test``, for S3.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ import numpy as np
 import zarr
 
 import rechunk_exec as rx
+from rechunk_exec.executors import available_cores
+from rechunk_exec.measuring import tiny
+from rechunk_exec.measuring.moving import Mover
 from tests.benchmarks.frame import LAYOUTS, compressor, cpu_seconds, make_cube
 
+CORES = available_cores()
 CHUNKS, SHARDS = {"time": -1, "y": 64, "x": 64}, {"time": -1, "y": 256, "x": 256}
 SMALL = (32, 512, 512)
 TOUCHED_BYTES = 6 * 10**9
@@ -74,18 +80,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="how long a probe measures")
     parser.add_argument("--only", help="cases whose name contains this text")
+    parser.add_argument("--cpu", action="store_true", help="time by processor seconds")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(run_one(CASES[options.one], options.folder, options.seconds)))
+        if options.cpu:
+            time_by_processor()
+        print(json.dumps(run_one(CASES[options.one], options.folder, options.seconds, by_processor=options.cpu)))
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     for layout, chunks in LAYOUTS.items():
         make_cube(options.folder / f"{layout}.zarr", chunks)
     make_small(options.folder / "small.zarr")
-    print(f"{len(os.sched_getaffinity(0))} cores, {options.rounds} rounds, source in the page cache")
+    timed = "processor seconds over all cores" if options.cpu else "seconds"
+    print(f"{CORES} cores, {options.rounds} rounds, {timed}, source in the page cache")
     print(f"{'':30}{'predicted':>10}{'measured':>9}{'ratio':>7}{'worst':>7}{'CPU s':>7}{'share':>7}  stages")
-    for name in CASES:
+    for name, case in CASES.items():
+        if options.cpu and case.remote:
+            continue
         if not options.only or options.only in name:
             show(name, [run_apart(name, options) for _ in range(options.rounds)])
 
@@ -93,6 +105,7 @@ def main() -> None:
 def run_apart(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run a case in a process of its own."""
     command = [sys.executable, __file__, "--folder", str(options.folder), "--seconds", str(options.seconds)]
+    command += ["--cpu"] * options.cpu
     done = subprocess.run([*command, "--one", name], stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -112,21 +125,34 @@ def show(name: str, runs: list[dict[str, Any]]) -> None:
     )
 
 
-def run_one(case: Case, folder: Path, seconds: float) -> dict[str, Any]:
+def time_by_processor() -> None:
+    """Have probes count the processor seconds of this process over all cores, and those that starting workers takes."""
+    Mover.clock = staticmethod(lambda: cpu_seconds() / CORES)
+
+    def start_seconds(workers: int) -> float:
+        before = cpu_seconds()
+        for _ in range(workers):
+            subprocess.run([sys.executable, "-c", tiny._START], input=b"", stdout=subprocess.DEVNULL, check=True)
+        return (cpu_seconds() - before) / CORES
+
+    tiny.start_seconds = start_seconds
+
+
+def run_one(case: Case, folder: Path, seconds: float, *, by_processor: bool) -> dict[str, Any]:
     """Probe and copy; return the seconds."""
     source = folder / f"{case.layout}.zarr"
     for chunk in (source / "c").rglob("*"):
         if chunk.is_file():
             chunk.read_bytes()
     if not case.remote:
-        return copy(case, source, str(folder / "target.zarr"), seconds)
+        return copy(case, source, str(folder / "target.zarr"), seconds, by_processor=by_processor)
     from tests.s3 import Bucket, running_server
 
     with running_server() as address:
         bucket = Bucket.at(address)
         os.environ.update(bucket.environment)
         bucket.make()
-        return copy(case, source, bucket.url("target.zarr"), seconds)
+        return copy(case, source, bucket.url("target.zarr"), seconds, by_processor=False)
 
 
 def touch_memory(size: int) -> None:
@@ -139,7 +165,7 @@ def touch_memory(size: int) -> None:
     pages[::4096] = 1
 
 
-def copy(case: Case, source: Path, target: str, seconds: float) -> dict[str, Any]:
+def copy(case: Case, source: Path, target: str, seconds: float, *, by_processor: bool) -> dict[str, Any]:
     """Probe and copy from ``source`` to ``target``."""
     shutil.rmtree(target, ignore_errors=True)
     touch_memory(TOUCHED_BYTES)
@@ -165,10 +191,10 @@ def copy(case: Case, source: Path, target: str, seconds: float) -> dict[str, Any
     assert report is not None
     return {
         "predicted": report.predicted_s,
-        "measured": report.seconds,
+        "measured": used / CORES if by_processor else report.seconds,
         "cpu": used,
-        "share": used / elapsed / len(os.sched_getaffinity(0)),
-        "stages": [[stage.predicted_s, stage.measured_s] for stage in report.stage_times],
+        "share": used / elapsed / CORES,
+        "stages": [[stage.predicted_s, stage.measured_s or 0.0] for stage in report.stage_times],
         "model": json.loads(model.to_json()),
     }
 
