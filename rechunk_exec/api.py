@@ -239,7 +239,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
             verify=verify,
             progress=progress,
             budget=budget,
-            worker_start_s=resolve(cost_model).worker_start_s,
+            cost=resolve(cost_model),
         )
     )
 

@@ -106,6 +106,9 @@ class CostModel:
     the executor has under way, as far as this."""
     worker_start_s: float = 0.0
     """Seconds until a worker process that has to be started runs its first task. No part of a stage's seconds."""
+    fresh_bps: float | None = None
+    """Bytes per second, over all ``cores``, at which the system hands out memory that a worker did not have before;
+    None: quick enough not to count. No part of a plan's seconds, but of what a report compares."""
     notes: tuple[str, ...] = ()
     """How these figures were measured, for people."""
 
@@ -121,6 +124,8 @@ class CostModel:
             )
         if self.helpful_in_flight is not None and self.helpful_in_flight < 1:
             raise PlanError(f"CostModel.helpful_in_flight must be positive or None; got {self.helpful_in_flight!r}")
+        if not (self.fresh_bps is None or self.fresh_bps > 0):
+            raise PlanError(f"CostModel.fresh_bps must be positive or None; got {self.fresh_bps!r}")
         for name in ("operation_s", "stage_s", "deeper_s", "worker_start_s"):
             if not getattr(self, name) >= 0:
                 raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
@@ -169,6 +174,7 @@ class CostModel:
             encode_bps=self.encode_bps * factor,
             raw_read_bps=self.raw_read_bps * factor,
             raw_write_bps=self.raw_write_bps * factor,
+            fresh_bps=None if self.fresh_bps is None else self.fresh_bps * factor,
             in_flight=max(1, round(self.in_flight * factor)) if self.in_flight_scales else self.in_flight,
             cores=cores,
         )
@@ -207,6 +213,10 @@ class CostModel:
         if self.helpful_in_flight is not None:
             under_way = min(self.helpful_in_flight, tasks_at_once * units)
         return replace(self, tasks_at_once=tasks_at_once, in_flight=under_way)
+
+    def fresh_s(self, nbytes: int) -> float:
+        """Seconds until workers have so many bytes of memory that they did not have before."""
+        return 0.0 if self.fresh_bps is None else nbytes / self.fresh_bps
 
     def to_json(self) -> str:
         """Return the model as one line of JSON."""

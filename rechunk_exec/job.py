@@ -10,12 +10,14 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NoReturn
 
 import zarr
 
 from rechunk_exec import batch, executors, storage
 from rechunk_exec.budget import Budget
+from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.keeper import Keeper
@@ -54,8 +56,8 @@ class JobParts:
     progress: bool | None
     budget: Budget
     """The memory of one worker, which the plan was made for."""
-    worker_start_s: float = 0.0
-    """Seconds that the cost model adds for worker processes that have to be started."""
+    cost: CostModel
+    """What the report's predicted seconds are of, besides the plan's."""
 
 
 class Rechunked:
@@ -273,15 +275,20 @@ class Rechunked:
             begun.journal, lease, told=_tells(self._parts.executor), left=sum(len(stage) for stage in begun.stages)
         )
         tally = Tally({stage.number: len(stage) for stage in begun.stages})
-        to_start = executors.worker_shape(self._parts.executor).to_start
+        cost, workers = self._parts.cost, executors.worker_shape(self._parts.executor)
+
+        def fresh_s(stage: Stage) -> float:
+            slots = workers.workers * stage.plan.tasks_per_worker
+            return cost.fresh_s(min(len(stage), slots) * prod(stage.plan.region) * stage.plan.itemsize)
+
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
             listeners: list[OnEvent] = [tally.add, keeper, display, *([] if on_event is None else [on_event])]
             tell = storage.merging(begun.stages, _all_of(listeners))
             report = executors.staged_copy(begun.stages, self._parts.executor, on_event=tell)
         report = replace(
             report,
-            stage_times=stage_times(tally, begun.stages, report),
-            start_predicted_s=self._parts.worker_start_s if to_start and report.results else 0.0,
+            stage_times=stage_times(tally, begun.stages, report, fresh_s),
+            start_predicted_s=cost.worker_start_s if workers.to_start and report.results else 0.0,
         )
         if self._session is not None:
             report = replace(report, results=self._session.collect(begun.stages[-1], report.results))

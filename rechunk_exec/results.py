@@ -76,7 +76,7 @@ class StageTime:
 
     stage: int
     predicted_s: float
-    """By the plan's cost model, for the tasks that were run."""
+    """By the plan's cost model: for the tasks that were run, and for the memory that workers get for them."""
     measured_s: float | None
     """Wall-clock seconds from the end of the stage before, or the run's start, to the end of its last task; None where
     the executor tells of tasks only later."""

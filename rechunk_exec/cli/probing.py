@@ -78,6 +78,7 @@ def _facts(model: CostModel) -> list[tuple[str, str]]:
     return [
         *((name, f"{format_bytes(round(rate))} a second") for name, rate in rates.items()),
         ("an operation", f"{model.operation_s * 1000:.3g} ms, {model.in_flight} side by side{helpful}"),
+        *(("memory, at first", f"{format_bytes(round(bps))} a second") for bps in [model.fresh_bps] if bps),
         ("to start workers", format_seconds(model.worker_start_s)),
         ("cores", f"{model.cores} that these rates stand for"),
         *(("note", note) for note in model.notes),

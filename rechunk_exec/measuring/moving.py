@@ -23,6 +23,7 @@ _PAGE_BYTES = 4096
 _GOLDEN = 0.6180339887498949
 """Multiples of this, but for their whole parts, fill the line from 0 to 1 evenly, however many there are."""
 _SORTED = 4096
+_TICK_S = 1e-6
 _LEAST_LEFT = 0.2
 """Of a phase's seconds, what its bytes take at least: operations alone are never all of it."""
 
@@ -75,6 +76,18 @@ class Mover:
     def close(self) -> None:
         """End the threads."""
         self._helpers.shutdown()
+
+    def first_touch(self, size: int) -> float:
+        """Return the bytes a second at which all threads get ``size`` bytes that this process did not have."""
+        pool = BufferPool()
+
+        def touch(part: int) -> None:
+            with pool.borrow(part) as memory:
+                np.frombuffer(memory, np.uint8)[::_PAGE_BYTES] = 0
+
+        began = self.clock()
+        list(self._helpers.map(touch, [size // self.threads] * self.threads))
+        return size / max(self.clock() - began, _TICK_S)
 
     @contextmanager
     def region(self, stored: StoredArray, box: Box, spare_bytes: int) -> Iterator[Region]:

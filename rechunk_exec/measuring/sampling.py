@@ -25,6 +25,8 @@ from rechunk_exec.storage.pagecache import cached_share, forget_cached
 from rechunk_exec.storage.stores import open_store
 
 _MOST_ROUNDS = 64
+_LEAST_FRESH_BYTES, _MOST_FRESH_BYTES = 4 * 2**20, 2**28
+"""Of a region, how much is touched to see how fast memory comes; less comes in no time."""
 _MOST_FILES = 4096
 """Files of a region that the system is asked to forget."""
 _FROM_DISK = 0.1
@@ -71,9 +73,11 @@ class Probe:
             temp = place
             if subject.temp is not None:
                 temp = stack.enter_context(probe_place(subject.temp, "place of intermediates", needed))
+            size = min(_MOST_FRESH_BYTES, math.prod(first.region) * first.itemsize)
+            fresh_bps = mover.first_touch(size) if size >= _LEAST_FRESH_BYTES else None
             operations = self._operations(place)
             self._sample(mover, place, temp)
-        return self._model(operations, start_s, place)
+        return replace(self._model(operations, start_s, place), fresh_bps=fresh_bps and _figures(fresh_bps))
 
     def _operations(self, place: ProbePlace) -> _Operations:
         """Seconds for each small read of the source and each small write beside the target, side by side."""

@@ -105,7 +105,9 @@ class Tally:
             self.retries += 1
 
 
-def stage_times(tally: Tally, stages: Sequence[Stage], report: CopyReport) -> tuple[StageTime, ...]:
+def stage_times(
+    tally: Tally, stages: Sequence[Stage], report: CopyReport, fresh_s: Callable[[Stage], float]
+) -> tuple[StageTime, ...]:
     """Return what the stages took and were predicted to take.
 
     Parameters
@@ -116,6 +118,8 @@ def stage_times(tally: Tally, stages: Sequence[Stage], report: CopyReport) -> tu
         With the tasks that were run.
     report : CopyReport
         Of the run.
+    fresh_s : callable
+        Seconds until the workers have the memory that the tasks of a stage need at once.
     """
     longest: dict[int, float] = {}
     for result in report.results:
@@ -126,7 +130,7 @@ def stage_times(tally: Tally, stages: Sequence[Stage], report: CopyReport) -> tu
     return tuple(
         StageTime(
             stage=stage.number,
-            predicted_s=stage.plan.predicted_s * (len(stage) / stage.tasks) if stage.tasks else 0.0,
+            predicted_s=stage.plan.predicted_s * (len(stage) / stage.tasks) + fresh_s(stage) if len(stage) else 0.0,
             measured_s=measured.get(stage.number, 0.0) if known else None,
         )
         for stage in stages

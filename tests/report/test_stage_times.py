@@ -13,6 +13,7 @@ from rich.console import Console
 import rechunk_exec as rx
 from rechunk_exec import wire
 from rechunk_exec.cli.commands import report_document
+from rechunk_exec.executors import available_cores
 from rechunk_exec.report.tables import report_table
 from rechunk_exec.report.tally import Tally, stage_times
 from rechunk_exec.results import CopyReport, Event, StageTime, TaskResult
@@ -34,6 +35,10 @@ def report(**fields: Any) -> CopyReport:
     return CopyReport(executor="serial", results=results, seconds=7.0, **fields)
 
 
+def no_time(stage: Any) -> float:
+    return 0.0
+
+
 def told(times: list[tuple[int, int, float]], totals: dict[int, int], total: int) -> Tally:
     """A tally that was told of tasks of stages at these times."""
     now = 100.0
@@ -47,10 +52,17 @@ def told(times: list[tuple[int, int, float]], totals: dict[int, int], total: int
 def test_stages_take_from_the_end_of_the_one_before() -> None:
     stages = [replace_predicted(make_stage(0, 2), 8.0), replace_predicted(make_stage(1, 1), 2.0)]
     tally = told([(0, 0, 101.0), (0, 1, 104.0), (1, 0, 110.0)], {0: 2, 1: 1}, 3)
-    assert stage_times(tally, stages, report()) == (
+    assert stage_times(tally, stages, report(), no_time) == (
         StageTime(stage=0, predicted_s=8.0, measured_s=4.0),
         StageTime(stage=1, predicted_s=2.0, measured_s=6.0),
     )
+
+
+def test_memory_that_workers_get_is_predicted_for_stages_with_tasks_left() -> None:
+    stages = [replace_predicted(make_stage(0, 2), 8.0), replace(replace_predicted(make_stage(1, 1), 2.0), left=())]
+    tally = told([(0, 0, 101.0), (0, 1, 104.0)], {0: 2, 1: 0}, 2)
+    times = stage_times(tally, stages, report(), lambda stage: 0.5 + stage.number)
+    assert [time.predicted_s for time in times] == [8.5, 0.0]
 
 
 def replace_predicted(stage: Any, seconds: float) -> Any:
@@ -63,13 +75,13 @@ def test_only_the_tasks_that_were_left_are_predicted() -> None:
         replace(replace_predicted(make_stage(0, 4), 8.0), left=((1, 2),)),
         replace(replace_predicted(make_stage(1, 2), 3.0), left=()),
     ]
-    times = stage_times(told([(0, 1, 103.0)], {0: 1, 1: 0}, 1), stages, one)
+    times = stage_times(told([(0, 1, 103.0)], {0: 1, 1: 0}, 1), stages, one, no_time)
     assert [(time.predicted_s, time.measured_s) for time in times] == [(2.0, 3.0), (0.0, 0.0)]
 
 
 def test_who_tells_of_tasks_only_in_the_end_is_not_believed() -> None:
     stages = [make_stage(0, 1), make_stage(1, 1)]
-    times = stage_times(told([(0, 0, 100.5), (1, 0, 100.5)], {0: 1, 1: 1}, 2), stages, report())
+    times = stage_times(told([(0, 0, 100.5), (1, 0, 100.5)], {0: 1, 1: 1}, 2), stages, report(), no_time)
     assert [time.measured_s for time in times] == [None, None]
 
 
@@ -124,6 +136,21 @@ def test_a_job_tells_both(tmp_path: Path, executor: str) -> None:
     assert sum(one or 0.0 for one in measured) <= job.report.seconds
     assert all(one is not None and one > 0 for one in measured)
     assert job.report.start_predicted_s == (3.5 if executor == "processes" else 0.0)
+
+
+@pytest.mark.parametrize("executor, at_once", [("serial", 1), ("processes", available_cores())])
+def test_memory_is_had_once_for_each_task_that_runs_at_once(tmp_path: Path, executor: str, at_once: int) -> None:
+    source = make_array(tmp_path / "source.zarr", (8, 60, 50), (8, 10, 50))
+    slow = replace(rx.CostModel.local(), fresh_bps=1000.0, stage_s=0.0)
+    job = rx.rechunk(
+        source, (8, 10, 25), "100kB", tmp_path / "target.zarr", executor=executor, cost_model=slow, progress=False
+    )
+    job.execute()
+    assert job.report is not None
+    (stage,) = job.plan.stages
+    region_bytes = 4 * stage.region[0] * stage.region[1] * stage.region[2]
+    fresh_s = min(at_once, stage.tasks) * region_bytes / 1000
+    assert job.report.predicted_s == pytest.approx(stage.predicted_s + fresh_s)
 
 
 def test_a_function_tells_of_no_stage(tmp_path: Path) -> None:
