@@ -28,6 +28,7 @@ from rechunk_exec.errors import (
 )
 from rechunk_exec.executors import staged_copy
 from rechunk_exec.job import Rechunked, write_jobs
+from rechunk_exec.measuring import measure
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan, StagePlan
 from rechunk_exec.regionrun import run_chunk_tasks
@@ -66,6 +67,7 @@ __all__ = [
     "chunk_task",
     "failed_jobs",
     "finalize_jobs",
+    "measure",
     "plan_rechunk",
     "rechunk",
     "run_chunk_tasks",

@@ -14,6 +14,7 @@ import zarr
 
 from rechunk_exec import executors, storage
 from rechunk_exec.array_report import ArrayReport, describe_array
+from rechunk_exec.budget import asked_bytes, budget_for
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel, resolve
 from rechunk_exec.digest import work_bytes
@@ -69,6 +70,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         does not name) keeps the source's chunk, ``"auto"`` fits the chunk to ``target_bytes``.
     max_mem : int or str
         Memory that one worker process may use on top of its idle footprint, in bytes, or like ``"8GB"`` or ``"2GiB"``.
+        ``"auto"`` is 60 % of what the machine and its control groups leave, divided by the executor's workers here; see
+        :mod:`rechunk_exec.budget`.
     target_store : str, os.PathLike or zarr store, optional
         Where the target goes; None puts it beside the source.
     target_options : dict, optional
@@ -135,7 +138,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     >>> series.chunks, bool((series[:] == epochs[:]).all())
     ((8, 3, 3), True)
     """
-    budget = parse_bytes(max_mem)
+    asked = asked_bytes(max_mem)
     if mode not in ("fail", "overwrite", "resume"):
         raise PlanError(f"mode must be 'fail', 'overwrite' or 'resume'; got {mode!r}")
     if target_options is not None and not isinstance(target_options, Mapping):
@@ -179,13 +182,16 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)
+    before = None if begun is None else begun.fingerprint
+    budget = budget_for(asked, workers, executor=runner.name, begun=None if before is None else before.max_mem)
+    if budget.warning:
+        design = replace(design, notes=(*design.notes, budget.warning))
     if not temp_options:
-        before = None if begun is None else begun.fingerprint
         temp_options = storage.lz4_options(stored, before, resolve(cost_model).compresses_temp)
     temp = storage.temp_form(stored, temp_options, places.temp)
     fingerprint = replace(
         storage.fingerprint(
-            stored, places.source, design.like, max_mem=budget, temp=None if temp_store is None else places.temp
+            stored, places.source, design.like, max_mem=budget.max_mem, temp=None if temp_store is None else places.temp
         ),
         temp_codecs=temp.codecs,
     )
@@ -206,10 +212,10 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     if verify:
         layouts = layouts.worked_in(work_bytes(stored.dtype))
     try:
-        plan = plan_for_workers(layouts, budget, cost_model, workers) if begun is None else begun.plan
+        plan = plan_for_workers(layouts, budget.max_mem, cost_model, workers) if begun is None else begun.plan
         if begun is None and _passes_disk(plan, places.temp):
             one = replace(limits, max_temp_bytes=plan.stages[0].nbytes)
-            plan = plan_for_workers(replace(layouts, limits=one), budget, cost_model, workers)
+            plan = plan_for_workers(replace(layouts, limits=one), budget.max_mem, cost_model, workers)
     except BudgetError as refusal:
         refusal.args = (f"{refusal}; the array is {places.source}",)
         raise
@@ -230,7 +236,15 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         session=storage.session_target(places.target, design.like.metadata.zarr_format),
     )
     return Rechunked(
-        JobParts(work=work, executor=runner, owned=isinstance(executor, str), verify=verify, progress=progress)
+        JobParts(
+            work=work,
+            executor=runner,
+            owned=isinstance(executor, str),
+            verify=verify,
+            progress=progress,
+            budget=budget,
+            cost=resolve(cost_model),
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""Seconds of a stage. Layer: the planner; imports only errors.
+"""Seconds of a stage. Layer: the planner; imports only errors and wire.
 
 A stage takes as long as its bytes at the rates of its two ends, plus its operations at their latency, as many at once
 as the store takes:
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
 
 SOURCE = "source"
@@ -100,6 +101,16 @@ class CostModel:
     in_flight_scales: bool = True
     """Whether more cores have more operations in flight (a disk), or the store sets the limit (an object store)."""
     name: str = "custom"
+    helpful_in_flight: int | None = None
+    """Operations side by side beyond which the store got no faster, where that was measured. Then ``in_flight`` is what
+    the executor has under way, as far as this."""
+    worker_start_s: float = 0.0
+    """Seconds until a worker process that has to be started runs its first task. No part of a stage's seconds."""
+    fresh_bps: float | None = None
+    """Bytes per second, over all ``cores``, at which the system hands out memory that a worker did not have before;
+    None: quick enough not to count. No part of a plan's seconds, but of what a report compares."""
+    notes: tuple[str, ...] = ()
+    """How these figures were measured, for people."""
 
     def __post_init__(self) -> None:
         rates = ("decode_bps", "encode_bps", "raw_read_bps", "raw_write_bps")
@@ -111,7 +122,11 @@ class CostModel:
                 f"CostModel.temp_bps must be positive or None, and temp_ratio at least 1; got {self.temp_bps!r} and "
                 f"{self.temp_ratio!r}"
             )
-        for name in ("operation_s", "stage_s", "deeper_s"):
+        if self.helpful_in_flight is not None and self.helpful_in_flight < 1:
+            raise PlanError(f"CostModel.helpful_in_flight must be positive or None; got {self.helpful_in_flight!r}")
+        if not (self.fresh_bps is None or self.fresh_bps > 0):
+            raise PlanError(f"CostModel.fresh_bps must be positive or None; got {self.fresh_bps!r}")
+        for name in ("operation_s", "stage_s", "deeper_s", "worker_start_s"):
             if not getattr(self, name) >= 0:
                 raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
 
@@ -159,6 +174,7 @@ class CostModel:
             encode_bps=self.encode_bps * factor,
             raw_read_bps=self.raw_read_bps * factor,
             raw_write_bps=self.raw_write_bps * factor,
+            fresh_bps=None if self.fresh_bps is None else self.fresh_bps * factor,
             in_flight=max(1, round(self.in_flight * factor)) if self.in_flight_scales else self.in_flight,
             cores=cores,
         )
@@ -185,6 +201,32 @@ class CostModel:
         times = [1 / model.raw_write_bps + 1 / model.raw_read_bps for model in (raw, smaller)]
         return times[1] * _WORTH_COMPRESSING < times[0]
 
+    def running(self, tasks_at_once: int, units: int) -> CostModel:
+        """The same machine and store, for an executor that runs so many tasks, each with so many units in flight.
+
+        >>> from dataclasses import replace
+        >>> measured = replace(CostModel.local(), in_flight=2, helpful_in_flight=32)
+        >>> measured.running(tasks_at_once=16, units=1).in_flight, measured.running(64, 1).in_flight
+        (16, 32)
+        """
+        under_way = self.in_flight
+        if self.helpful_in_flight is not None:
+            under_way = min(self.helpful_in_flight, tasks_at_once * units)
+        return replace(self, tasks_at_once=tasks_at_once, in_flight=under_way)
+
+    def fresh_s(self, nbytes: int) -> float:
+        """Seconds until workers have so many bytes of memory that they did not have before."""
+        return 0.0 if self.fresh_bps is None else nbytes / self.fresh_bps
+
+    def to_json(self) -> str:
+        """Return the model as one line of JSON."""
+        return wire.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> CostModel:
+        """Return the model that ``text`` holds; :class:`~rechunk_exec.errors.SerializationError` if it holds none."""
+        return wire.from_json(cls, text)
+
     def read_bps(self, source: str) -> float:
         """Rate at which a stage reads ``"source"`` or an intermediate."""
         return self.decode_bps if source == SOURCE else self.raw_read_bps
@@ -208,6 +250,10 @@ class CostModel:
         return self.stage_s if self.tasks_at_once > 1 else 0.0
 
 
+PRESETS = {"local": CostModel.local, "object": CostModel.object}
+"""What there is to choose from without measuring."""
+
+
 def resolve(cost_model: str | CostModel) -> CostModel:
     """The cost model that a user named or gave.
 
@@ -223,8 +269,7 @@ def resolve(cost_model: str | CostModel) -> CostModel:
     """
     if isinstance(cost_model, CostModel):
         return cost_model
-    if cost_model == "local":
-        return CostModel.local()
-    if cost_model == "object":
-        return CostModel.object()
+    for name, make in PRESETS.items():
+        if cost_model == name:
+            return make()
     raise PlanError(f"cost_model must be 'local', 'object' or a CostModel; got {cost_model!r}")

@@ -8,7 +8,7 @@ regions, or few with large ones and more threads each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from rechunk_exec import cost
 from rechunk_exec.algorithm import plan
@@ -91,15 +91,16 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
     ]
     for source, tasks_at_once in ways:
         cores = max(1, workers.cores_per_worker // tasks_at_once)
+        units = max(cores, _units_in_flight(model, workers.workers * tasks_at_once))
         request = PlanRequest(
             shape=layouts.shape,
             itemsize=layouts.itemsize,
             source=source,
             target=layouts.target,
             max_mem=max_mem,
-            cost=replace(model, tasks_at_once=workers.workers * tasks_at_once),
+            cost=model.running(workers.workers * tasks_at_once, units),
             tasks_per_worker=tasks_at_once,
-            threads=max(cores, _units_in_flight(model, workers.workers * tasks_at_once)),
+            threads=units,
             codec_threads=cores,
             staged=staged,
             sharded_temp=layouts.sharded_temp,
@@ -125,7 +126,7 @@ def _units_in_flight(model: cost.CostModel, tasks_at_once: int) -> int:
     """Units that each task should have in flight: its share of what the store serves, where requests wait for it."""
     if model.in_flight_scales:  # a disk, which its own threads keep busy
         return 1
-    return min(_MOST_IN_FLIGHT, model.in_flight // tasks_at_once)
+    return min(_MOST_IN_FLIGHT, (model.helpful_in_flight or model.in_flight) // tasks_at_once)
 
 
 def _tasks_at_once(workers: WorkerShape) -> Iterator[int]:

@@ -10,12 +10,15 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NoReturn
 
 import zarr
 
 from rechunk_exec import batch, executors, storage
-from rechunk_exec.errors import RechunkError, StorageError
+from rechunk_exec.budget import Budget
+from rechunk_exec.cost import CostModel
+from rechunk_exec.errors import PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.keeper import Keeper
 from rechunk_exec.preparation import (
@@ -28,6 +31,7 @@ from rechunk_exec.preparation import (
     utc_now,
 )
 from rechunk_exec.report.progress import progress as progress_display
+from rechunk_exec.report.tally import Tally, stage_times
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
 from rechunk_exec.resuming import take_back
 from rechunk_exec.sizes import bytes_text
@@ -50,6 +54,10 @@ class JobParts:
     """Whether we made the executor, and so close it."""
     verify: bool
     progress: bool | None
+    budget: Budget
+    """The memory of one worker, which the plan was made for."""
+    cost: CostModel
+    """What the report's predicted seconds are of, besides the plan's."""
 
 
 class Rechunked:
@@ -87,8 +95,15 @@ class Rechunked:
             lines.append(f"    via {places.temp}, which holds {bytes_text(temp_bytes)}")
         if self._work.resumed is not None:
             lines.append(f"   goes on with the job begun at {self._work.resumed.begun}")
+        if self.memory_text:
+            lines.append(f"   {self.memory_text}")
         lines += [f"   note: {note}" for note in self._work.design.notes]
         return "\n".join([*lines, "", self.plan.explain()])
+
+    @property
+    def memory_text(self) -> str:
+        """How ``max_mem="auto"`` came to its number, for people; empty where a number was given."""
+        return self._parts.budget.how
 
     def tasks(self) -> Iterator[CopyTask]:
         """Yield the tasks of all stages, in order."""
@@ -168,11 +183,18 @@ class Rechunked:
         ------
         SerializationError
             If an array has no name by which another process opens it, such as one in memory.
+        PlanError
+            If ``max_mem`` is a share of what this machine leaves: lines may run on others.
         StorageError
             If the target takes no documents, the file cannot be written, or arrays cannot be created.
         TargetExistsError, ResumeError
             As for :meth:`execute`.
         """
+        if self._parts.budget.of_this_machine:
+            raise PlanError(
+                "max_mem must be a number where tasks run anywhere; got 'auto', which is "
+                f"{self.plan.max_mem} bytes on this machine; give what each process that runs a line has"
+            )
         self._refuse_twice()
         parts, name = self._parts, os.fspath(jobs)
         target = self._work.places.target
@@ -252,10 +274,22 @@ class Rechunked:
         keeper = Keeper(
             begun.journal, lease, told=_tells(self._parts.executor), left=sum(len(stage) for stage in begun.stages)
         )
+        tally = Tally({stage.number: len(stage) for stage in begun.stages})
+        cost, workers = self._parts.cost, executors.worker_shape(self._parts.executor)
+
+        def fresh_s(stage: Stage) -> float:
+            slots = workers.workers * stage.plan.tasks_per_worker
+            return cost.fresh_s(min(len(stage), slots) * prod(stage.plan.region) * stage.plan.itemsize)
+
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
-            listeners: list[OnEvent] = [keeper, display, *([] if on_event is None else [on_event])]
+            listeners: list[OnEvent] = [tally.add, keeper, display, *([] if on_event is None else [on_event])]
             tell = storage.merging(begun.stages, _all_of(listeners))
             report = executors.staged_copy(begun.stages, self._parts.executor, on_event=tell)
+        report = replace(
+            report,
+            stage_times=stage_times(tally, begun.stages, report, fresh_s),
+            start_predicted_s=cost.worker_start_s if workers.to_start and report.results else 0.0,
+        )
         if self._session is not None:
             report = replace(report, results=self._session.collect(begun.stages[-1], report.results))
         return replace(report, results=tuple(map(storage.without_changes, report.results)))

@@ -87,6 +87,11 @@ def plan_rechunk(  # noqa: PLR0913 - the signature is part of the public contrac
     >>> [stage.target for stage in plan.stages], plan.traffic
     (['temp-1', 'target'], 4.0)
     """
+    if isinstance(max_mem, str) and max_mem.strip().lower() == "auto":
+        raise PlanError(
+            "max_mem must be a number of bytes where a plan is made by arithmetic alone; got 'auto', a share of what a "
+            "machine leaves; give a number, or plan with rechunk(), which looks at the machine"
+        )
     lengths = tuple(_whole(n, "shape", at_least=0) for n in shape)
     bytes_each = _whole(itemsize, "itemsize", at_least=1)
     source_chunk = exact_sizes(source_chunks, shape=lengths, name="source_chunks")

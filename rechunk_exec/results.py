@@ -71,6 +71,18 @@ class TaskFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """How long a stage took, and was predicted to take."""
+
+    stage: int
+    predicted_s: float
+    """By the plan's cost model: for the tasks that were run, and for the memory that workers get for them."""
+    measured_s: float | None
+    """Wall-clock seconds from the end of the stage before, or the run's start, to the end of its last task; None where
+    the executor tells of tasks only later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyReport:
     """What a run of some stages did."""
 
@@ -83,6 +95,18 @@ class CopyReport:
     """Tries beyond the first, over all tasks."""
     notes: tuple[str, ...] = ()
     """What the preparation has to say, such as a fill value that the target's format cannot hold."""
+    stage_times: tuple[StageTime, ...] = ()
+    """Of the stages, in order, as the driver of a job knows them; empty where tasks were run without one."""
+    start_predicted_s: float = 0.0
+    """What the cost model adds for worker processes that had to be started; they are part of the first stage's seconds
+    as they are measured."""
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Seconds that the run was predicted to take, beside ``seconds``; None where nobody has predicted any."""
+        if not self.stage_times:
+            return None
+        return self.start_predicted_s + sum(stage.predicted_s for stage in self.stage_times)
 
     @property
     def tasks(self) -> int:
@@ -134,10 +158,21 @@ class CopyReport:
             + (f"; {self.store_retries} requests to stores were made again" if self.store_retries else ""),
             f"read {format_bytes(self.bytes_read)}, wrote {format_bytes(self.bytes_written)}",
             f"most memory of a task: {format_bytes(self.peak_bytes)}",
+            *self._times(),
             *self.codec_paths,
             *(f"warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
+
+    def _times(self) -> list[str]:
+        if self.predicted_s is None:
+            return []
+        start = f", {self.start_predicted_s:.2f} s of it to start workers" if self.start_predicted_s else ""
+        lines = [f"predicted {self.predicted_s:.2f} s{start}, took {self.seconds:.2f} s"]
+        for time in self.stage_times:
+            took = "not known" if time.measured_s is None else f"took {time.measured_s:.2f} s"
+            lines.append(f"  stage {time.stage}: predicted {time.predicted_s:.2f} s, {took}")
+        return lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 
+import rechunk_exec as rx
 from rechunk_exec.cli import ExitCode, main
 from rechunk_exec.cli.options import parse_sizes
 from rechunk_exec.machine_report import TOUCHED_BYTES, FreshMemory
@@ -116,6 +118,63 @@ def test_plan_needs_no_target(frame: Path) -> None:
 def test_explain_shows_what_was_weighed(frame: Path, tmp_path: Path) -> None:
     assert "weighed" in run("rechunk", frame, tmp_path / "a.zarr", *LAYOUT, "--explain").stdout
     assert "weighed" not in run("rechunk", frame, tmp_path / "b.zarr", *LAYOUT).stdout
+
+
+def test_memory_of_its_own_says_the_number(frame: Path, tmp_path: Path) -> None:
+    words = (*LAYOUT[:-1], "auto", "--executor", "serial")
+    shown = run("plan", frame, *words).stdout
+    assert re.search(
+        r"^max_mem is .* \(\d+ bytes\): 60% of what this machine and its limits leave$", shown, re.MULTILINE
+    )
+    assert run_json("rechunk", frame, tmp_path / "series.zarr", *words)["plan"]["max_mem"] >= 10**6
+    assert_same_bits(tmp_path / "series.zarr")
+    again = run_json("rechunk", frame, tmp_path / "series.zarr", *words, "--mode", "resume")
+    assert again["report"]["tasks"] == 0
+    jobs = tmp_path / "jobs"
+    error = run_json("init", frame, tmp_path / "b.zarr", "--jobs", jobs, *LAYOUT[:-1], "auto", code=3)["error"]
+    assert "must be a number where tasks run anywhere" in error["message"]
+    assert not jobs.exists()
+
+
+def test_a_measured_cost_model_is_saved_and_given_again(frame: Path, tmp_path: Path) -> None:
+    words = ("--chunks", "time=-1,y=8,x=8", "--shards", "time=-1,y=16,x=16")
+    model = tmp_path / "model.json"
+    probe = ("probe", frame, tmp_path / "series.zarr", *words, "--seconds", "0.1", "--max-mem", "2MB", "--cores", "1")
+    printed = run(*probe, "--json").stdout
+    model.write_text(printed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["frame.zarr", "model.json"]
+    assert rx.CostModel.from_json(printed).name == "measured"
+    given = run_json("plan", frame, *LAYOUT, "--cost-model", model)["plan"]["stages"]
+    preset = run_json("plan", frame, *LAYOUT, "--cost-model", "local")["plan"]["stages"]
+    assert [stage["predicted_s"] for stage in given] != [stage["predicted_s"] for stage in preset]
+    expected = rx.rechunk(
+        frame,
+        {"time": -1, "y": 8, "x": 8},
+        "2MB",
+        tmp_path / "series.zarr",
+        target_shards={"time": -1, "y": 16, "x": 16},
+        cost_model=rx.CostModel.from_json(printed),
+    ).plan
+    assert [stage["predicted_s"] for stage in given] == [stage.predicted_s for stage in expected.stages]
+    report = run_json("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--cost-model", model)["report"]
+    assert report["predicted_s"] == sum(stage["predicted_s"] for stage in report["stage_times"])
+    assert_same_bits(tmp_path / "series.zarr")
+
+
+def test_a_probe_in_words(frame: Path) -> None:
+    shown = run("probe", frame, "--seconds", "0.1").stdout
+    assert re.search(r"^reading and decoding +\S+ .?B a second *$", shown, re.MULTILINE)
+    assert "the target was written in the system's temporary folder" in shown
+    assert [path.name for path in frame.parent.iterdir()] == ["frame.zarr"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"rechunk_exec":1,"type":"Plan"}', None])
+def test_a_file_that_is_no_cost_model_is_wrong_usage(frame: Path, tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "model.json"
+    if text is not None:
+        file.write_text(text)
+    done = run("plan", frame, *LAYOUT, "--cost-model", file, code=2)
+    assert f"{str(file)!r} is none of local, object, nor a file of a cost model" in done.stderr
 
 
 def test_a_budget_too_small_is_exit_code_3_with_the_number_that_would_do(frame: Path, tmp_path: Path) -> None:

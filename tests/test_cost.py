@@ -1,10 +1,11 @@
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rechunk_exec.cost import CostModel, StageWork, resolve
-from rechunk_exec.errors import PlanError
+from rechunk_exec.errors import PlanError, SerializationError
 
 WORK = StageWork(
     decoded_bytes=6 * 10**9, written_bytes=3 * 10**9, operations=4000, tasks=5, source="source", target="target"
@@ -85,3 +86,37 @@ def test_intermediates_are_compressed_where_their_store_is_slow() -> None:
         replace(local, temp_bps=0.0)
     with pytest.raises(PlanError, match="temp_ratio"):
         replace(local, temp_ratio=0.5)
+
+
+def test_models_as_json() -> None:
+    mine = replace(CostModel.object(), name="mine", helpful_in_flight=8, worker_start_s=1.5, notes=("one", "two"))
+    assert CostModel.from_json(mine.to_json()) == mine
+    assert CostModel.from_json(mine.to_json().encode()) == mine
+    before = json.loads(CostModel.local().to_json())
+    for name in ("helpful_in_flight", "worker_start_s", "fresh_bps", "notes", "temp_bps", "stage_s"):
+        del before[name]  # of a version that did not have these yet
+    assert CostModel.from_json(json.dumps(before)) == CostModel.local()
+    for wrong in ("", "[]", json.dumps(before | {"decode_bps": -1.0}), json.dumps(before | {"decode": 1.0})):
+        with pytest.raises(SerializationError):
+            CostModel.from_json(wrong)
+
+
+def test_what_was_measured_of_the_store_bounds_what_is_under_way() -> None:
+    measured = replace(CostModel.object(), in_flight=2, helpful_in_flight=32)
+    assert [measured.running(tasks, units).in_flight for tasks, units in ((1, 1), (2, 8), (16, 8))] == [1, 16, 32]
+    assert CostModel.object().running(1, 1) == CostModel.object()
+    assert measured.running(16, 8).tasks_at_once == 16
+
+
+@pytest.mark.parametrize(
+    "name, value", [("helpful_in_flight", 0), ("fresh_bps", 0.0), ("worker_start_s", -1.0), ("stage_s", -0.1)]
+)
+def test_measured_figures_that_cannot_be_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=name):
+        replace(CostModel.local(), **{name: value})
+
+
+def test_fresh_memory_takes_time_where_that_was_measured() -> None:
+    assert CostModel.local().fresh_s(10**12) == 0
+    measured = replace(CostModel.local(), fresh_bps=1e9)
+    assert (measured.fresh_s(2 * 10**9), measured.scaled(8).fresh_s(2 * 10**9)) == (2.0, 0.5)

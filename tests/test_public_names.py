@@ -34,6 +34,7 @@ def test_the_public_names_are_those_of_the_contract() -> None:
         "chunk_task",
         "failed_jobs",
         "finalize_jobs",
+        "measure",
         "plan_rechunk",
         "rechunk",
         "run_chunk_tasks",

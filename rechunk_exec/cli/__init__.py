@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from rechunk_exec.cli import batch, watching  # noqa: F401 - they add their commands
+from rechunk_exec.cli import batch, probing, watching  # noqa: F401 - they add their commands
 from rechunk_exec.cli.commands import program
 from rechunk_exec.cli.outcome import ExitCode, notes_of
 

@@ -44,7 +44,7 @@ def rechunk(*, source: str, target: str, explain: bool, quiet: bool, as_json: bo
     """Write the array SOURCE to TARGET in other chunks. Both are paths or URLs of zarr stores."""
     console = results_console(quiet=quiet or as_json)
     with JobOptions(**options).planned(source, target, silent=quiet) as job:
-        show_plan(console, job.plan, explain=explain)
+        show_plan(console, job.plan, explain=explain, memory=job.memory_text)
         job.execute()
         report = job.report
         assert report is not None
@@ -68,7 +68,7 @@ def plan(*, source: str, target: str | None, as_json: bool, **options: Any) -> N
         if as_json:
             print_json({"target": target, "plan": json.loads(job.plan.to_json())})
         else:
-            show_plan(results_console(), job.plan, explain=True)
+            show_plan(results_console(), job.plan, explain=True, memory=job.memory_text)
 
 
 @program.command()
@@ -171,14 +171,16 @@ def results_console(*, quiet: bool = False) -> Console:
     return console if console.is_terminal else Console(quiet=quiet, width=PIPE_WIDTH)
 
 
-def show_plan(console: Console, plan: Plan, *, explain: bool) -> None:
-    """Print a plan, with what it was weighed against if asked."""
+def show_plan(console: Console, plan: Plan, *, explain: bool, memory: str = "") -> None:
+    """Print a plan, with how its memory came about if there is something to say, and what it was weighed against."""
     console.print(plan_table(plan))
+    if memory:
+        console.print(memory, markup=False, highlight=False, soft_wrap=True)
     if explain:
         console.print(alternatives_table(plan))
 
 
 def report_document(report: CopyReport) -> dict[str, Any]:
     """A report as JSON values: its sums, its warnings, and each task's result."""
-    sums = ("tasks", "bytes_read", "bytes_written", "peak_bytes", "codec_paths", "warnings")
+    sums = ("tasks", "predicted_s", "bytes_read", "bytes_written", "peak_bytes", "codec_paths", "warnings")
     return {**{name: getattr(report, name) for name in sums}, **wire.to_document(report)}

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import click
 
 import rechunk_exec as rx
-from rechunk_exec.errors import PlanError
+from rechunk_exec.budget import AUTO, asked_bytes
+from rechunk_exec.cost import PRESETS, CostModel
+from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.executors import Executor, executor_named
 from rechunk_exec.sizes import parse_bytes
 
@@ -73,20 +76,45 @@ def parsed_by(parse: Callable[[str], Parsed]) -> Callable[[click.Context, click.
     return callback
 
 
+def parse_max_mem(text: str) -> int | str:
+    """A number of bytes, or ``"auto"``.
+
+    >>> parse_max_mem("2MB"), parse_max_mem("auto")
+    (2000000, 'auto')
+    """
+    return asked_bytes(text) or AUTO
+
+
+def parse_cost_model(text: str) -> str | CostModel:
+    """The name of a preset, or the cost model in a file.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    if text in PRESETS:
+        return text
+    try:
+        return CostModel.from_json(Path(text).read_bytes())
+    except (OSError, SerializationError) as error:
+        raise ValueError(f"{text!r} is none of {', '.join(PRESETS)}, nor a file of a cost model: {error}") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
     """What a command line asks for, besides the names of the two stores."""
 
     chunks: Sizes
     shards: Sizes | None
-    max_mem: int
+    max_mem: int | str
     executor: str
     workers: int | None
     temp_store: str | None
     array: str | None
     mode: Literal["fail", "overwrite", "resume"]
     zarr_format: str | None
-    cost_model: Literal["local", "object"]
+    cost_model: str | CostModel
     verify: bool
     max_objects: int | None
     min_object_bytes: int | None
@@ -146,10 +174,11 @@ _OPTIONS = (
     ),
     click.option(
         "--max-mem",
-        callback=parsed_by(parse_bytes),
+        callback=parsed_by(parse_max_mem),
         required=True,
         metavar="SIZE",
-        help="Memory of one worker process over its idle footprint: 8GB, 512MiB, ...",
+        help="Memory of one worker process over its idle footprint: 8GB, 512MiB, ..., or auto for a share of what is "
+        "left here.",
     ),
     click.option("--temp-store", metavar="PATH", help="Where intermediates go; beside the target if not given."),
     click.option("--array", metavar="NAME", help="Path of the array inside TARGET."),
@@ -163,10 +192,11 @@ _OPTIONS = (
     click.option("--zarr-format", type=click.Choice(["2", "3"]), help="Of the target; the source's if not given."),
     click.option(
         "--cost-model",
-        type=click.Choice(["local", "object"]),
+        callback=parsed_by(parse_cost_model),
         default="local",
         show_default=True,
-        help="What the predicted times assume: a local disk or an object store.",
+        metavar="local|object|FILE",
+        help="What the predicted times assume: a local disk, an object store, or what `probe --json` has measured.",
     ),
     click.option("--max-objects", type=int, metavar="COUNT", help="Objects that all stages together may write."),
     click.option(

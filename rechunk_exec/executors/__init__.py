@@ -18,7 +18,7 @@ from rechunk_exec.executors.flink import FlinkExecutor
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor
 from rechunk_exec.executors.gpu import GpuExecutor
-from rechunk_exec.executors.machine import available_cores, memory_limit
+from rechunk_exec.executors.machine import available_cores, memory_left, memory_limit
 from rechunk_exec.executors.main_module import refuse_while_importing_main
 from rechunk_exec.executors.pool import PoolExecutor
 from rechunk_exec.executors.processes import ProcessesExecutor
@@ -47,6 +47,7 @@ __all__ = [
     "check_stages",
     "executor_named",
     "known_names",
+    "memory_left",
     "memory_limit",
     "refuse_while_importing_main",
     "resolve",

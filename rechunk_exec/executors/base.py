@@ -57,6 +57,12 @@ class WorkerShape:
     """Cores that one worker process has to itself."""
     elastic: bool
     """Whether a plan may ask for fewer tasks at once in a worker than ``tasks_per_worker``, and gets them."""
+    to_start: int = 0
+    """Worker processes that are started before the first task runs; 0 where some are there."""
+    here: bool = False
+    """Whether all workers are on this machine, within the limits of this process."""
+    spare_bytes: int | None = None
+    """Bytes that each worker may still use, where it has a limit of its own that is known."""
 
 
 def worker_shape(executor: object) -> WorkerShape:

@@ -79,13 +79,24 @@ class DaskExecutor(PoolExecutor):
     def worker_shape(self) -> WorkerShape:
         """The workers that are there now. One that was started elsewhere has as many cores as it has threads."""
         if self._cluster.local:
-            return WorkerShape(workers=self._size, tasks_per_worker=1, cores_per_worker=self._cores, elastic=False)
+            return WorkerShape(
+                workers=self._size,
+                tasks_per_worker=1,
+                cores_per_worker=self._cores,
+                elastic=False,
+                to_start=0 if self._cluster.started else self._size,
+                here=True,
+            )
         if self._cluster.started:
             self._look()
         members = self._cluster.members.values()
         threads = self.tasks_per_worker = max((member.threads for member in members), default=self.tasks_per_worker)
         return WorkerShape(
-            workers=max(1, len(members)), tasks_per_worker=threads, cores_per_worker=threads, elastic=True
+            workers=max(1, len(members)),
+            tasks_per_worker=threads,
+            cores_per_worker=threads,
+            elastic=True,
+            spare_bytes=self._cluster.spare_bytes() if self._cluster.started else None,
         )
 
     def put(self, obj: T) -> Shared[T]:

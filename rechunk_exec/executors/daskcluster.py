@@ -21,7 +21,7 @@ from typing import Any
 
 from rechunk_exec.errors import MissingExtraError, RechunkError
 from rechunk_exec.executors import sight
-from rechunk_exec.executors.daskfitness import Fitness, Member, refuse_memory, refuse_unseen, unseen_from
+from rechunk_exec.executors.daskfitness import Fitness, Member, refuse_memory, refuse_unseen, spare_memory, unseen_from
 from rechunk_exec.executors.machine import thread_limits
 from rechunk_exec.executors.main_module import refuse_while_importing_main
 from rechunk_exec.executors.shared import ARRIVALS, Shared
@@ -196,6 +196,10 @@ class DaskCluster:
         told: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
         refuse_memory(self.members, told, max(stage.plan.peak_bytes for stage in stages))
         refuse_unseen(self.ask(partial(unseen_from, sight.Landmarks.of(stages))))
+
+    def spare_bytes(self) -> int | None:
+        """Return the bytes that a task may use in the worker with the least; None where one has no limit."""
+        return spare_memory(self.members, self._client.scheduler_info(n_workers=-1)["workers"])
 
     def end(self, *, at_once: bool = False) -> None:
         """Let go of what was started here: the client, the processes. A client that was given stays as it is.

@@ -89,6 +89,21 @@ def refuse_memory(members: Mapping[str, Member], told: Mapping[str, Any], needed
             )
 
 
+def spare_memory(members: Mapping[str, Member], told: Mapping[str, Any]) -> int | None:
+    """Return what the worker with the least has below where it is paused, on top of what it holds.
+
+    None where one of them has no limit, or is not known to the scheduler; see :func:`refuse_memory`.
+    """
+    spare: list[int] = []
+    for address, member in members.items():
+        limit = told.get(address, {}).get("memory_limit")
+        if not limit:
+            return None
+        member.idle_bytes = min(member.idle_bytes, told[address].get("metrics", {}).get("memory", 0))
+        spare.append(int(_PAUSE_FRACTION * limit) - member.idle_bytes)
+    return max(0, min(spare)) if spare else None
+
+
 def refuse_unseen(answers: Mapping[str, Any]) -> None:
     """Refuse workers that do not see the arrays; ``answers`` are those to :func:`unseen_from`, by address."""
     problems = [

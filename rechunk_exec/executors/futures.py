@@ -126,6 +126,7 @@ class FuturesExecutor(FuturesPool):
             tasks_per_worker=self.tasks_per_worker,
             cores_per_worker=max(1, available_cores() // self._workers),
             elastic=self._threads,
+            here=self._threads or isinstance(self._given, futures.ProcessPoolExecutor),
         )
 
     def put(self, obj: T) -> Shared[T]:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 _PROC = Path("/proc/self")
 _THREAD_LIMITS = (
     "OMP_NUM_THREADS",
@@ -63,6 +65,24 @@ def memory_limit(proc: Path = _PROC) -> int:
     return min([physical, *_memory_limits(proc)])
 
 
+def memory_left(proc: Path = _PROC) -> int:
+    """Return the bytes that this process can have on top of what is in use: the machine's, or its groups' if less.
+
+    What a group holds of files that were not used lately can be given back at once, and counts as left.
+
+    Parameters
+    ----------
+    proc : Path
+        Where the kernel describes this process.
+
+    Examples
+    --------
+    >>> 0 <= memory_left() <= memory_limit()
+    True
+    """
+    return max(0, min([psutil.virtual_memory().available, *_memory_leavings(proc)]))
+
+
 def thread_limits(cores: int) -> dict[str, str]:
     """Return the environment variables that bound the thread pools of libraries in a process to ``cores``.
 
@@ -94,6 +114,19 @@ def _memory_limits(proc: Path) -> Iterator[int]:
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         if limit.isdigit():
             yield int(limit)
+
+
+def _memory_leavings(proc: Path) -> Iterator[int]:
+    """What each limit on memory leaves, in bytes; less than 0 where more is in use."""
+    for folder in _groups(proc, "memory"):
+        newer = [_read(folder / "memory.max"), _read(folder / "memory.high")]  # beyond "high" processes are held up
+        limits = newer if any(newer) else [_read(folder / "memory.limit_in_bytes")]
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        stats = dict(line.split()[:2] for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        idle = stats.get("total_inactive_file") or stats.get("inactive_file", "0")  # version 1 has both
+        for limit in limits:
+            if limit.isdigit():
+                yield int(limit) - (int(used) if used.isdigit() else 0) + int(idle)
 
 
 def _groups(proc: Path, controller: str) -> Iterator[Path]:

@@ -73,6 +73,8 @@ class ProcessesExecutor(PoolExecutor):
             tasks_per_worker=1,
             cores_per_worker=max(1, available_cores() // self._size),
             elastic=False,
+            to_start=0 if self._workers else self._size,
+            here=True,
         )
 
     def put(self, obj: T) -> Shared[T]:

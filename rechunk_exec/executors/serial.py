@@ -31,7 +31,7 @@ class SerialExecutor(PoolExecutor):
     @property
     def worker_shape(self) -> WorkerShape:
         """One worker with all cores."""
-        return WorkerShape(workers=1, tasks_per_worker=1, cores_per_worker=available_cores(), elastic=False)
+        return WorkerShape(workers=1, tasks_per_worker=1, cores_per_worker=available_cores(), elastic=False, here=True)
 
     def _slots(self, tasks_per_worker: int | None) -> int:
         return 1

@@ -37,7 +37,11 @@ class ThreadsExecutor(FuturesPool):
     def worker_shape(self) -> WorkerShape:
         """One worker, this process, with all cores."""
         return WorkerShape(
-            workers=1, tasks_per_worker=self.tasks_per_worker, cores_per_worker=available_cores(), elastic=True
+            workers=1,
+            tasks_per_worker=self.tasks_per_worker,
+            cores_per_worker=available_cores(),
+            elastic=True,
+            here=True,
         )
 
     def _pool(self) -> futures.Executor:

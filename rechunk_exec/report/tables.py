@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rechunk_exec.plans import Plan, StagePlan
 from rechunk_exec.report.tally import format_seconds
-from rechunk_exec.results import CopyReport, TaskResult
+from rechunk_exec.results import CopyReport, StageTime, TaskResult
 from rechunk_exec.sizes import count_text, format_bytes
 
 
@@ -68,6 +68,7 @@ def report_table(report: CopyReport, *, title: str = "done") -> RenderableType:
     """What a run did: a column a stage, and the warnings below."""
     numbers = sorted({result.stage for result in report.results})
     stages = [[result for result in report.results if result.stage == number] for number in numbers]
+    times = {time.stage: time for time in report.stage_times}
     rows = {
         "codecs": [_codec_text(results) for results in stages],
         "tasks": [f"{len(results):,}" for results in stages],
@@ -77,10 +78,17 @@ def report_table(report: CopyReport, *, title: str = "done") -> RenderableType:
         "stored": [format_bytes(sum(result.stored_bytes_written for result in results)) for results in stages],
         "peak predicted": [format_bytes(max(result.predicted_bytes for result in results)) for results in stages],
         "peak measured": [format_bytes(max(result.peak_bytes for result in results)) for results in stages],
+        "time predicted": [_time_text(times, number, "predicted_s") for number in numbers],
+        "time measured": [_time_text(times, number, "measured_s") for number in numbers],
         "mean task": [format_seconds(sum(result.seconds for result in results) / len(results)) for results in stages],
     }
+    if not times:
+        del rows["time predicted"], rows["time measured"]
     tasks = count_text(report.tasks, "task", ",")
     summary = f"{tasks} in {format_seconds(report.seconds)} ({report.executor}), {report.retries} retries"
+    if report.predicted_s is not None:
+        start = f", {format_seconds(report.start_predicted_s)} of it to start workers" * bool(report.start_predicted_s)
+        summary += f"; predicted {format_seconds(report.predicted_s)}{start}"
     warnings = (Text(f"warning: {warning}", style="yellow") for warning in report.warnings)
     return Group(_stage_table(rows, numbers, title), Text(summary), *warnings)
 
@@ -122,6 +130,11 @@ def _write_text(stage: StagePlan) -> str:
 def _memory_text(stage: StagePlan) -> str:
     peak = format_bytes(stage.peak_bytes)
     return peak if stage.tasks_per_worker == 1 else f"{peak}, {stage.tasks_per_worker} tasks at once"
+
+
+def _time_text(times: dict[int, StageTime], number: int, name: str) -> str:
+    seconds = getattr(times.get(number), name, None)
+    return "-" if seconds is None else format_seconds(seconds)
 
 
 def _codec_text(results: list[TaskResult]) -> str:

@@ -6,9 +6,10 @@ The bar and the log lines both show a :class:`Tally`; neither counts for itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from rechunk_exec.results import Event
+from rechunk_exec.results import CopyReport, Event, StageTime
+from rechunk_exec.tasks import Stage
 
 
 def format_seconds(seconds: float) -> str:
@@ -102,3 +103,39 @@ class Tally:
             self.all.add(written, now)
         else:
             self.retries += 1
+
+
+def stage_times(
+    tally: Tally, stages: Sequence[Stage], report: CopyReport, fresh_s: Callable[[Stage], float]
+) -> tuple[StageTime, ...]:
+    """Return what the stages took and were predicted to take.
+
+    Parameters
+    ----------
+    tally : Tally
+        Which was told of the run; made with the number of tasks of each of the stages.
+    stages : sequence of Stage
+        With the tasks that were run.
+    report : CopyReport
+        Of the run.
+    fresh_s : callable
+        Seconds until the workers have the memory that the tasks of a stage need at once.
+    """
+    longest: dict[int, float] = {}
+    for result in report.results:
+        longest[result.stage] = max(result.seconds, longest.get(result.stage, 0.0))
+    measured = {number: count.seconds for number, count in tally.stages.items()}
+    # No stage is over before its longest task: else tasks were told of late, and nothing is known of any stage.
+    known = all(measured.get(number, 0.0) * _CLOCKS_AGREE >= seconds for number, seconds in longest.items())
+    return tuple(
+        StageTime(
+            stage=stage.number,
+            predicted_s=stage.plan.predicted_s * (len(stage) / stage.tasks) + fresh_s(stage) if len(stage) else 0.0,
+            measured_s=measured.get(stage.number, 0.0) if known else None,
+        )
+        for stage in stages
+    )
+
+
+_CLOCKS_AGREE = 1.05
+"""Workers have clocks of their own, which run about as fast."""

@@ -43,10 +43,10 @@ def test_a_foreign_executor_that_states_nonsense() -> None:
 def test_the_shapes_of_those_in_this_process() -> None:
     cores = available_cores()
     assert worker_shape(SerialExecutor()) == WorkerShape(
-        workers=1, tasks_per_worker=1, cores_per_worker=cores, elastic=False
+        workers=1, tasks_per_worker=1, cores_per_worker=cores, elastic=False, here=True
     )
     assert worker_shape(ThreadsExecutor(7)) == WorkerShape(
-        workers=1, tasks_per_worker=7, cores_per_worker=cores, elastic=True
+        workers=1, tasks_per_worker=7, cores_per_worker=cores, elastic=True, here=True
     )
     assert worker_shape(ThreadsExecutor()).tasks_per_worker == cores
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rechunk_exec.executors.machine import available_cores, memory_limit
+from rechunk_exec.executors.machine import available_cores, memory_left, memory_limit
 
 CORES = len(os.sched_getaffinity(0))
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -50,6 +50,7 @@ def test_this_machine() -> None:
 def test_no_control_groups(tmp_path: Path) -> None:
     assert available_cores(tmp_path) == CORES
     assert memory_limit(tmp_path) == PHYSICAL
+    assert 0 < memory_left(tmp_path) < PHYSICAL
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,40 @@ def test_a_container_whose_group_is_named_as_on_its_host(machine: FakeMachine, p
     machine.mount("cgroup2", "rw")
     machine.write("rw/memory.max", "100000000")
     assert memory_limit(machine.ready()) == 100_000_000
+
+
+def test_version_2_leaves_what_is_not_used_but_for_idle_files(machine: FakeMachine) -> None:
+    machine.cgroup = "0::/user/job\n"
+    machine.mount("cgroup2", "rw")
+    machine.write("rw/user/job/memory.max", "50000000")
+    machine.write("rw/user/job/memory.current", "30000000")
+    machine.write("rw/user/job/memory.stat", "anon 20000000\ninactive_file 7000000\nactive_file 3000000")
+    assert memory_left(machine.ready()) == 27_000_000
+    machine.write("rw/user/job/memory.high", "48000000")
+    assert memory_left(machine.ready()) == 25_000_000, "beyond its high mark a group is held up"
+    machine.write("rw/user/memory.max", "60000000")
+    machine.write("rw/user/memory.current", "58000000")
+    assert memory_left(machine.ready()) == 2_000_000, "others in the parent group use its memory"
+    machine.write("rw/user/memory.current", "61000000")
+    assert memory_left(machine.ready()) == 0
+    machine.write("rw/user/memory.max", "max")
+    machine.write("rw/user/job/memory.high", "max")
+    assert memory_left(machine.ready()) == 27_000_000
+
+
+def test_version_1_leaves_what_is_not_used_but_for_idle_files(machine: FakeMachine) -> None:
+    machine.cgroup = "4:memory:/job\n"
+    machine.mount("cgroup", "rw,memory")
+    machine.write("rw,memory/job/memory.limit_in_bytes", "30000000")
+    machine.write("rw,memory/job/memory.usage_in_bytes", "12000000")
+    machine.write("rw,memory/job/memory.stat", "inactive_file 100\ntotal_inactive_file 5000000\nhierarchical limit x")
+    machine.write("rw,memory/memory.limit_in_bytes", "9223372036854771712")
+    machine.write("rw,memory/memory.usage_in_bytes", "12000000")
+    assert memory_left(machine.ready()) == 23_000_000
+
+
+def test_a_limit_without_a_usage_is_left_whole(machine: FakeMachine) -> None:
+    machine.cgroup = "0::/\n"
+    machine.mount("cgroup2", "rw")
+    machine.write("rw/memory.max", "10000000")
+    assert memory_left(machine.ready()) == 10_000_000
