@@ -8,7 +8,7 @@ regions, or few with large ones and more threads each.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from rechunk_exec import cost
 from rechunk_exec.algorithm import plan

@@ -17,7 +17,7 @@ from rechunk_exec.measuring import tiny
 from rechunk_exec.measuring.moving import Mover, Phase, fill_from, spread
 from rechunk_exec.measuring.place import ProbePlace, probe_place
 from rechunk_exec.measuring.subject import Subject
-from rechunk_exec.memory import lies_in_place
+from rechunk_exec.memory import beside
 from rechunk_exec.plans import StagePlan
 from rechunk_exec.storage import Region, UnitReader
 from rechunk_exec.storage.objects import Objects, objects_of
@@ -185,7 +185,7 @@ class Probe:
         writing, reading = self._phases["raw_write"], self._phases["raw_read"]
         mover.write(storage.open_writer(ref), part, math.inf, writing)
         # A task of the next stage gathers such pieces; where one is no run of its region, they are copied once more.
-        gap = after is not None and not lies_in_place(after.read_unit, after.region, after.shape)
+        gap = after is not None and beside(after.read_unit, after.region, after.shape) > 0
         wider = (*box.shape[:-1], box.shape[-1] + gap) if box.shape else box.shape
         spare = 0 if after is None else _spare_bytes(after)
         with mover.region(stored, Box(box.start, wider), spare) as region:
