@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +21,8 @@ from tests.values import Array, position_values, same_bits
 
 Shape: TypeAlias = tuple[int, ...]
 ZarrArray: TypeAlias = "zarr.Array[Any]"
+QUICK_STAGES = replace(rx.CostModel.local(), stage_s=0.0)
+"""A machine on which a stage takes no time to start, so that small arrays are worth a second one."""
 
 
 def make_array(

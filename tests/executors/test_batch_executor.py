@@ -14,7 +14,7 @@ from rechunk_exec.batch.executor import BatchExecutor
 from rechunk_exec.errors import RechunkError, SerializationError
 from rechunk_exec.executors import executor_named, known_names, resolve, staged_copy, worker_shape
 from rechunk_exec.results import Event
-from tests.jobs import assert_exact, make_array, snapshot
+from tests.jobs import QUICK_STAGES, assert_exact, make_array, snapshot
 
 SHAPE = (12, 12, 12)
 
@@ -30,6 +30,7 @@ def plan(folder: Path, executor: object = None, **options: Any) -> rx.Rechunked:
         folder / "target",
         executor=executor or BatchExecutor(2),
         progress=False,
+        cost_model=QUICK_STAGES,
         **options,
     )
     assert len(job.stages) == 2

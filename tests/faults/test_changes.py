@@ -16,7 +16,7 @@ from zarr.codecs import GzipCodec
 
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor
-from tests.faults.test_unfinished import FIRST, SECOND, SHAPE, stop_after
+from tests.faults.test_unfinished import FIRST, MAX_MEM, SECOND, SHAPE, stop_after
 from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot
 
 STOPPED_AFTER = FIRST + 4
@@ -26,7 +26,7 @@ def wanted(folder: Path, **changed: Any) -> rx.Rechunked:
     """The job, asked for with these words."""
     words: dict[str, Any] = {
         "target_chunks": (24, 4, 4),
-        "max_mem": 6000,
+        "max_mem": MAX_MEM,
         "target_store": folder / "target",
         "temp_store": folder / "temp",
         "executor": "serial",
@@ -128,8 +128,8 @@ def test_a_source_that_changed_is_refused_and_nothing_is_touched(
 
 
 WORDS: list[tuple[dict[str, Any], str]] = [
-    ({"max_mem": 6001}, "max_mem: 6000 then, 6001 now"),
-    ({"max_mem": "1MB"}, "max_mem: 6000 then, 1000000 now"),
+    ({"max_mem": MAX_MEM + 1}, "max_mem: 8000 then, 8001 now"),
+    ({"max_mem": "1MB"}, "max_mem: 8000 then, 1000000 now"),
     ({"target_chunks": (12, 4, 4)}, r"the target's chunk_grid: .*\[24,4,4\].* then, .*\[12,4,4\].* now"),
     ({"target_shards": (24, 8, 8), "max_mem": 40_000}, "the target's"),
     ({"target_options": {"compressors": GzipCodec()}}, "the target's codecs: .*zstd.* then, .*gzip.* now"),
@@ -157,7 +157,7 @@ def test_another_source_of_the_same_form_is_refused(tmp_path: Path, source: Zarr
     other = make_array(tmp_path / "other", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
     with pytest.raises(rx.ResumeError, match=r"source: .*/source then, .*/other now"):
         rx.rechunk(
-            other, (24, 4, 4), 6000, tmp_path / "target", temp_store=tmp_path / "temp", mode="resume", progress=False
+            other, (24, 4, 4), MAX_MEM, tmp_path / "target", temp_store=tmp_path / "temp", mode="resume", progress=False
         )
 
 

@@ -245,7 +245,8 @@ def test_a_driver_that_slept_finds_that_another_has_taken_over_and_stops(
     os.kill(driver.pid, signal.SIGSTOP)
     time.sleep(1.2)
     mode: Mode = "resume" if chunks == LAYOUTS[0] else "overwrite"
-    job = rx.rechunk(scene.source, chunks, 24_000, target, executor="serial", mode=mode, progress=False)
+    options = scene.order.options
+    job = rx.rechunk(scene.source, chunks, 24_000, target, executor="serial", mode=mode, progress=False, **options)
     array = job.execute()
     os.kill(driver.pid, signal.SIGCONT)
     _, errors = driver.communicate(timeout=60)

@@ -18,8 +18,9 @@ from tests.jobs import ZarrArray, assert_exact, elements, make_array, stored_obj
 from tests.values import same_bits
 
 SHAPE, CHUNKS = (24, 24, 20), (24, 4, 4)
+MAX_MEM = 8000
 FIRST, SECOND = 12, 30
-"""Tasks of the two stages."""
+"""Tasks of the two stages within that."""
 
 
 class StopError(Exception):
@@ -28,7 +29,7 @@ class StopError(Exception):
 
 def job(source: ZarrArray, folder: Path, mode: Any = "resume", **options: Any) -> rx.Rechunked:
     options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
-    planned = rx.rechunk(source, CHUNKS, 8000, folder / "target", mode=mode, **options)
+    planned = rx.rechunk(source, CHUNKS, MAX_MEM, folder / "target", mode=mode, **options)
     assert [stage.tasks for stage in planned.plan.stages] == [FIRST, SECOND]
     return planned
 

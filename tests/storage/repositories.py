@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, SerialExecutor, ThreadsExecutor
 from rechunk_exec.executors.pool import PoolExecutor
 from tests.conftest import needed_module
-from tests.jobs import ZarrArray, elements, make_array
+from tests.jobs import QUICK_STAGES, ZarrArray, elements, make_array
 from tests.values import Array, position_values
 
 SHAPE = (20, 24, 30)
@@ -96,8 +95,7 @@ def nothing_is_committed(repo: Any) -> Iterator[None]:
 
 def one_stage(source: object, session: Any, **options: Any) -> rx.Rechunked:
     """A job of one stage and a dozen tasks into a session."""
-    quick = replace(rx.CostModel.local(), stage_s=0.0)  # so small an array is worth a second stage
-    options = {"executor": "serial", "progress": False, "array_name": "layers/series", "cost_model": quick, **options}
+    options = {"executor": "serial", "progress": False, "array_name": "layers/series", **options}
     job = rx.rechunk(source, (20, 4, 4), 12_000, session.store, **options)
     assert len(job.stages) == 1
     assert len(job.stages[0]) >= 12
@@ -106,8 +104,13 @@ def one_stage(source: object, session: Any, **options: Any) -> rx.Rechunked:
 
 def two_stages(source: object, session: Any, temp: object, **options: Any) -> rx.Rechunked:
     """A job that needs an intermediate, into a session."""
-    quick = replace(rx.CostModel.local(), stage_s=0.0)  # so small an array is worth a second stage
-    options = {"executor": "serial", "progress": False, "array_name": "layers/series", "cost_model": quick, **options}
+    options = {
+        "executor": "serial",
+        "progress": False,
+        "array_name": "layers/series",
+        "cost_model": QUICK_STAGES,
+        **options,
+    }
     job = rx.rechunk(source, (20, 4, 4), 16_000, session.store, temp_store=temp, **options)
     assert len(job.stages) == 2
     return job

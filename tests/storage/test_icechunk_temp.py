@@ -17,7 +17,7 @@ from rechunk_exec.errors import RechunkError, StorageError, TaskError
 from rechunk_exec.executors import ProcessesExecutor, SerialExecutor
 from rechunk_exec.results import Event, TaskResult
 from rechunk_exec.tasks import CopyTask, Stage
-from tests.jobs import ToldCopy, ZarrArray, assert_exact, assert_kept_promises, elements, make_array
+from tests.jobs import QUICK_STAGES, ToldCopy, ZarrArray, assert_exact, assert_kept_promises, elements, make_array
 from tests.storage.repositories import (
     BEFORE,
     EXECUTORS,
@@ -38,7 +38,7 @@ __all__ = ["repo", "source"]
 
 def to_disk(source: object, folder: Path, session: Any, **options: Any) -> rx.Rechunked:
     """A job of two stages to a folder, by a session."""
-    options = {"executor": "serial", "progress": False, **options}
+    options = {"executor": "serial", "progress": False, "cost_model": QUICK_STAGES, **options}
     job = rx.rechunk(source, (20, 4, 4), 16_000, folder / "target", temp_store=session, **options)
     assert len(job.stages) == 2
     return job

@@ -7,7 +7,6 @@ import logging
 import pickle
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from rechunk_exec.storage.objects import objects_of
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import Needs, needed_module
-from tests.jobs import assert_exact, assert_kept_promises, make_array
+from tests.jobs import QUICK_STAGES, assert_exact, assert_kept_promises, make_array
 from tests.s3 import KEY, SECRET, Bucket
 from tests.storage.arrays import region_of
 from tests.values import position_values, same_bits
@@ -36,8 +35,6 @@ EPOCHS = (1, 40, 30)
 SERIES = (12, 10, 10)
 TWO_STAGES = "30kB"
 """A budget that takes an intermediate."""
-QUICK = replace(rx.CostModel.local(), stage_s=0.0)
-"""A machine on which a second stage costs nothing to start, so that so small an array is worth one."""
 
 
 def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rechunked:
@@ -45,7 +42,7 @@ def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rech
     there = array_ref(source.store_path if isinstance(source, zarr.Array) else source)
     chunks = SERIES if stages == 2 else (4, 40, 30)
     if stages == 2:
-        options = {"cost_model": QUICK, **options}
+        options = {"cost_model": QUICK_STAGES, **options}
     job = rx.rechunk(source, chunks, TWO_STAGES if stages == 2 else "10MB", target, progress=False, **options)
     assert len(job.stages) == stages
     made = job.execute()
