@@ -138,7 +138,7 @@ class Documents:
 def _is_json(content: memoryview) -> bool:
     try:
         json.loads(bytes(content))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
