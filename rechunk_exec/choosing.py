@@ -70,8 +70,9 @@ def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way)
     stage = weighed.get(DIRECT, (None,))[0]
     if stage is None or stage.elements_read > stage.elements:
         once = _reading_once(request)
-        if once.peak_bytes > request.max_mem:
-            needed, got = bytes_text(once.peak_bytes), bytes_text(request.max_mem)
+        if once.task_bytes > request.task_budget:
+            needed = bytes_text(once.task_bytes * request.tasks_per_worker)
+            got = bytes_text(request.max_mem)
             why = f"not possible: needs max_mem of at least {needed}, got {got}"
             alternatives.append(Alternative.of("one stage, all read once", (once,), chosen=False, why=why))
     return tuple(alternatives)

@@ -75,7 +75,11 @@ def check(request: PlanRequest, planned: Plan) -> None:
             counts["elements_read"],
             counts["elements_written"],
         )
-        assert stage.peak_bytes == stage.task_bytes * request.tasks_per_worker
+        at_once = min(request.tasks_per_worker, stage.tasks)
+        region_bytes = math.prod(stage.region) * stage.itemsize
+        regions_bytes = min(at_once * region_bytes, stage.nbytes)
+        assert stage.peak_bytes == regions_bytes + at_once * (stage.task_bytes - region_bytes)
+        assert stage.task_bytes * request.tasks_per_worker <= request.max_mem
     for before, after in zip(planned.stages, planned.stages[1:], strict=False):
         assert clip(before.chunk, before.shape) == after.read_unit
         if before.write_unit != after.read_unit:  # an object a task
