@@ -23,27 +23,27 @@ pytestmark = [
 ZSTD: Codec = ("zstd", "", 3, "")
 BLOSC: Codec = ("blosc", "zstd", 3, "bitshuffle")
 SERIES, SHARDS = (32, 64, 64), (32, 256, 256)
-FLAT_BYTES = 2_500_000
+FLAT_BYTES = 4 * MB
 """How much more a worker may hold after 1,000 tasks than after 100: what the driver notes of a task is 1 kB of it."""
 
 
 def source(chunks: Shape, codec: Codec = ZSTD, **options: object) -> Source:
     one = Source(
-        number=0, shape=(32, 1024, 1024), dtype="<f4", chunks=chunks, shards=None, zarr_format=3, codec=codec
-    )  # 134 MB
+        number=0, shape=(32, 768, 768), dtype="<f4", chunks=chunks, shards=None, zarr_format=3, codec=codec
+    )  # 75 MB
     return replace(one, **options)  # type: ignore[arg-type]
 
 
-BLOCKS, EPOCHS = source((1, 512, 512)), source((1, 1024, 1024))
+BLOCKS, EPOCHS = source((1, 384, 384)), source((1, 768, 768))
 SOURCES = {
     "blocks": BLOCKS,
     "epochs": EPOCHS,
-    "blosc": source((1, 1024, 1024), BLOSC),
-    "raw": source((1, 1024, 1024), RAW),
+    "blosc": source((1, 768, 768), BLOSC),
+    "raw": source((1, 768, 768), RAW),
     "ragged": source((3, 300, 300), ("gzip", "", 1, ""), dtype=">f4"),
     "shards": source((1, 128, 128), shards=(4, 512, 512)),
-    "v2 F": source((1, 1024, 512), ("lz4", "", 1, ""), zarr_format=2, order="F"),
-    "filter": source((1, 512, 512), zarr_format=2, delta=True),
+    "v2 F": source((1, 768, 384), ("lz4", "", 1, ""), zarr_format=2, order="F"),
+    "filter": source((1, 384, 384), zarr_format=2, delta=True),
 }
 
 
@@ -65,7 +65,7 @@ def job(name: str, max_mem: int, chunks: Shape = SERIES, shards: Shape | None = 
 JOBS = {
     "direct, few tasks": job("blocks", 80 * MB),
     "direct, large chunks": job("blocks", 150 * MB, (32, 512, 512), None),
-    "direct, all at once": job("blocks", 400 * MB, codec=BLOSC),
+    "direct, all at once": job("blocks", 250 * MB, codec=BLOSC),
     "staged": job("epochs", 40 * MB),
     "staged, serial": job("epochs", 30 * MB, executor="serial"),
     "bands": job("blosc", 60 * MB, codec=BLOSC),
