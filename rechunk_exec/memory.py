@@ -10,9 +10,9 @@ A task reads its region into one buffer, then writes the buffer. So at its peak 
   unless it already lies there in place) plus ``stored`` times them (the encoder's output and the copy that travels).
   For stores that take only whole objects, ``assembled`` times the write unit for each one that is open.
   And one ``table`` of where its chunks lie, for each write unit that is open.
-* *Work*: the bytes that codecs work in, for each unit in flight; those of reading or of writing, whichever are more,
-  since allocators keep them for the thread that used them last. They count up to the cube of what the task holds
-  besides, divided by 2**43: in full beside some MB. Beside less, as for toy arrays, they are noise.
+* *Work*: the bytes that codecs work in, for each unit in flight; those of reading and those of writing, since
+  allocators keep for each thread what it worked in last. They count up to the square of the array's bytes
+  divided by 64 MiB: in full where arrays have some dozens of MB; of toy arrays they are noise.
 * *Kept*: tables of where the chunks of what is read lie.
 
 A unit lies in place where it is one contiguous run of the region's buffer (C order: 1 on all axes before some axis,
@@ -39,7 +39,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +51,6 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 ALL_BESIDE = 1 << 60
 """More units than any region has."""
-_ALL_NOTICED_BYTES = 1 << 24
-"""Beside so much no codec's work is little."""
 
 
 def _refuse_negative(*multiples: float) -> None:
@@ -137,13 +134,17 @@ class StageMemory:
         encoding = chunk_bytes * (chunks * self.writing.stored + gathered * self.writing.gathered)
         writing = encoding + open_units * (object_bytes * self.writing.assembled + self.writing.table)
         held = math.prod(region) * self.itemsize + math.ceil(max(reading, writing)) + self.reading.kept
-        noticed: int = _noticed(min(held, _ALL_NOTICED_BYTES))
-        return held + max(units * min(self.reading.work, noticed), chunks * min(self.writing.work, noticed))
+        noticed = noticed_bytes(self.shape, self.itemsize)
+        return held + units * min(self.reading.work, noticed) + chunks * min(self.writing.work, noticed)
 
 
-def _noticed(held: Any) -> Any:
-    """How many bytes of codecs' work count beside ``held`` bytes; in steps that are exact as float64 too."""
-    return held * held // 2**21 * held // 2**22
+def noticed_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """How many bytes that a codec works in count where an array is copied: of toy arrays hardly any.
+
+    >>> noticed_bytes((2**18,), 4), noticed_bytes((2**24,), 4)
+    (16384, 67108864)
+    """
+    return (math.prod(shape) * itemsize) ** 2 // 2**26
 
 
 def beside(unit: tuple[int, ...], region: tuple[int, ...], shape: tuple[int, ...]) -> int:
@@ -200,9 +201,9 @@ class MemoryRows:
             whole = self._bytes(self.write_unit) * self.writing.assembled + self.writing.table
             writing = writing + np.minimum(threads, self._count(self.write_unit)) * whole
         held = self._bytes(self.region) + np.ceil(np.maximum(reading, writing)) + self.reading.kept
-        noticed = _noticed(np.minimum(held, _ALL_NOTICED_BYTES))
-        decoding, encoding = np.minimum(self.reading.work, noticed), np.minimum(self.writing.work, noticed)
-        return np.asarray(held + np.maximum(units * decoding, chunks * encoding))
+        noticed = noticed_bytes(self.shape, self.itemsize)
+        decoding, encoding = min(self.reading.work, noticed), min(self.writing.work, noticed)
+        return np.asarray(held + units * decoding + chunks * encoding)
 
     def _bytes(self, box: Sequence[IntArray]) -> FloatArray:
         return np.asarray(product(box) * self.itemsize)

@@ -109,10 +109,9 @@ def task_bytes(memory: StageMemory, region: Shape, threads: int) -> int:
     write += count(memory.write_unit) * (sized(memory.write_unit) * writing.assembled + writing.table)
     held = math.prod(min(g, n) for g, n in zip(region, shape, strict=True)) * memory.itemsize
     rest = held + math.ceil(max(read, write)) + reading.kept
-    little = min(rest, 2**24)
-    noticed = math.floor(math.floor(Fraction(little**2, 2**21)) * Fraction(little, 2**22))
+    noticed = math.floor(Fraction(memory.itemsize * math.prod(shape), 2**13) ** 2)
     works = (memory.read_unit, reading.work), (memory.chunk, writing.work)
-    return rest + max(count(unit) * min(work, noticed) for unit, work in works)
+    return rest + sum(count(unit) * min(work, noticed) for unit, work in works)
 
 
 def all_direct(request: PlanRequest) -> list[Stages]:

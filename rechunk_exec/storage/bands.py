@@ -31,6 +31,7 @@ PIECE_BYTES = 1 << 20
 """About how many decoded bytes are fetched and decoded at once: fewer cost more calls, more cost more memory."""
 _RAW_UNIT_BYTES = 1 << 16
 _SAMPLES = 8
+_ALIGNMENT = 64
 
 
 def band_unit(stored: StoredArray, objects: Objects) -> Index | None:
@@ -112,6 +113,8 @@ class BandReader(DirectReader):
         # Blocks are fetched and decoded some at a time; local files in small pieces, others in few requests.
         self.piece_bytes = PIECE_BYTES if objects.streams else 8 * PIECE_BYTES
         self.gap_bytes = FILE_GAP_BYTES if objects.streams else STORE_GAP_BYTES
+        self.piece_rows = max(1, self.piece_bytes // self.row_bytes)
+        self.rows_bytes = -(-self.piece_rows * self.row_bytes // _ALIGNMENT) * _ALIGNMENT
         self._frame: Kept[Located, BloscFrame | _Chunk] = Kept(_Frames(stored, objects), _size_of)
 
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
@@ -132,7 +135,7 @@ class BandReader(DirectReader):
         for lead in product(*(range(part.start, part.stop) for part in within[: self.axis])):
             rows = target[tuple(i - part.start for i, part in zip(lead, within, strict=False))]
             first = self._row(lead) + within[self.axis].start
-            stored_bytes += self._read_rows(rows, first, within[self.axis + 1 :], decode)
+            stored_bytes += self._read_rows(rows, first, within[self.axis + 1 :], decode, scratch)
         return Moved(moved, stored_bytes)
 
     def _read_rows(
@@ -141,18 +144,19 @@ class BandReader(DirectReader):
         first: int,
         inner: tuple[slice, ...],
         decode: Callable[[tuple[int, int], memoryview], int],
+        scratch: Scratch,
     ) -> int:
         """Fill ``rows`` from row ``first`` of the chunk on; return the stored bytes that were fetched."""
         shape = self.stored.chunk[self.axis + 1 :]
         if rows.shape[1:] == shape and rows.flags.c_contiguous:
             return decode((first * self.row_bytes, (first + len(rows)) * self.row_bytes), bytes_of(rows))
-        step = max(1, self.piece_bytes // self.row_bytes)
         fetched = 0
-        for begin in range(0, len(rows), step):
-            count = min(step, len(rows) - begin)
-            whole = np.empty((count, *shape), self.codec.dtype)
+        for begin in range(0, len(rows), self.piece_rows):
+            count = min(self.piece_rows, len(rows) - begin)
+            memory = scratch.decoded(self.rows_bytes)[: count * self.row_bytes]
+            whole = np.frombuffer(memory, self.codec.dtype).reshape(count, *shape)
             span = ((first + begin) * self.row_bytes, (first + begin + count) * self.row_bytes)
-            fetched += decode(span, bytes_of(whole))
+            fetched += decode(span, memory)
             rows[begin : begin + count] = whole[:, *inner]
         return fetched
 
@@ -167,11 +171,13 @@ class BandReader(DirectReader):
                 return len(out)
 
             return copy
+        # A block that the span cuts is decoded behind the rows, which may wait there for others.
+        scratch.decoded(self.rows_bytes + frame.block_bytes)
         reading = PartReading(
             fetch=fetch,
             decode=self.codec.codecs[0].decode,
             stored=scratch.stored,
-            decoded=scratch.decoded,
+            decoded=lambda size: scratch.decoded(self.rows_bytes + size)[self.rows_bytes :],
             piece_bytes=self.piece_bytes,
             gap_bytes=self.gap_bytes,
         )

@@ -58,10 +58,10 @@ def test_an_object_that_goes_in_parts_is_whole(s3: Bucket, monkeypatch: pytest.M
 
 def test_other_stores_get_plain_bytes(s3: Bucket) -> None:
     memory = MemoryStore()
-    assert copies_sent(memory) == 1
-    assert copies_sent(WrapperStore(memory)) == 2, "who knows"
+    assert copies_sent(memory) == 1.15
+    assert copies_sent(WrapperStore(memory)) == 3, "who knows"
     assert buffer_for(memory, memoryview(CONTENT)).to_bytes() == CONTENT
     store = open_store(ArrayRef(store=s3.url("a")), read_only=False)
-    assert copies_sent(store) == 1.05
+    assert copies_sent(store) == 1.2
     assert buffer_for(store, memoryview(b"small")).to_bytes() == b"small"
     assert isinstance(buffer_for(store, memoryview(CONTENT)).to_bytes(), Body)
