@@ -100,17 +100,18 @@ class Mover:
             elements[::_PAGE_BYTES] = 0
             yield Region(box.start, box.stop, elements.view(stored.dtype).reshape(box.shape), spare_bytes)
 
-    def read(self, reader: UnitReader, region: Region, limit_s: float, phase: Phase) -> bool:
-        """Read units into a region until all are there, or the time is over; whether all are."""
+    def read(self, reader: UnitReader, region: Region, limit_s: float, phase: Phase) -> float:
+        """Read units into a region, in order, until all are there or the time is over; the share that is."""
         began = self.clock()
         decoded: list[int] = []
-        complete = True
+        left = 0
 
         def units() -> Iterator[Any]:
-            nonlocal complete
-            for unit in reader.units(region):
+            nonlocal left
+            every = reader.units(region)
+            for unit in every:
                 if decoded and self.clock() - began > limit_s:
-                    complete = False
+                    left = 1 + sum(1 for _ in every)
                     return
                 yield unit
 
@@ -122,7 +123,7 @@ class Mover:
 
         drain(units(), read, self._scratches, self._helpers)
         phase.add(sum(decoded), self.clock() - began)
-        return complete
+        return len(decoded) / max(1, len(decoded) + left)
 
     def write(self, writer: UnitWriter, region: Region, limit_s: float, phase: Phase) -> None:
         """Write write units of a region, spread over it, until all are written or the time is over."""
@@ -159,6 +160,15 @@ def spread(count: int) -> Iterable[int]:
     if count <= _SORTED:
         return sorted(range(count), key=lambda number: (number * _GOLDEN + 0.5) % 1)
     return (int(turn * _GOLDEN % 1 * count) for turn in range(1, count + 1))
+
+
+def repeat_first(share: float, region: Region) -> None:
+    """Repeat the first planes of a region, a share of all, along its first axis, instead of what is behind them."""
+    planes = region.elements.shape[0] if region.elements.shape else 0
+    known = int(share * planes)
+    for first in range(known, planes if known else 0, max(1, known)):
+        part = region.elements[first : first + known]
+        part[...] = region.elements[: len(part)]
 
 
 def fill_from(sample: np.ndarray[Any, Any], region: Region) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from rechunk_exec import storage
 from rechunk_exec.cost import CostModel
 from rechunk_exec.grid import Box, Grid, clip
 from rechunk_exec.measuring import tiny
-from rechunk_exec.measuring.moving import Mover, Phase, fill_from, spread
+from rechunk_exec.measuring.moving import Mover, Phase, fill_from, repeat_first, spread
 from rechunk_exec.measuring.place import ProbePlace, probe_place
 from rechunk_exec.measuring.subject import Subject
 from rechunk_exec.memory import lies_in_place
@@ -31,7 +30,7 @@ _MOST_FILES = 4096
 """Files of a region that the system is asked to forget."""
 _FROM_DISK = 0.1
 """Of the samples, what the page cache may hold while they are said to come from the disk."""
-_SHARES = {"operations": 0.05, "reading": 0.12, "writing": 0.12, "raw": 0.06}
+_SHARES = {"operations": 0.05, "reading": 0.05, "filling": 0.04, "writing": 0.06, "raw": 0.06}
 """Of the probe's seconds, for each sample of that kind."""
 _SAMPLED = 0.7
 """Of the probe's seconds, for all samples of reading and writing."""
@@ -102,20 +101,22 @@ class Probe:
         first, last = subject.plan.stages[0], subject.plan.stages[-1]
         reader = storage.open_reader(subject.source, first.read_unit)
         writer = storage.open_writer(place.create(subject.design, "target"))
-        ends = time.perf_counter() + self.seconds * _SAMPLED
+        ends = mover.clock() + self.seconds * _SAMPLED
         for turn, number in enumerate(islice(spread(first.tasks), _MOST_ROUNDS)):
             box = Box(*first.box(number))
             with mover.region(subject.stored, box, _spare_bytes(first)) as region:
-                complete = self._read(mover, reader, region)
+                complete = self._read(mover, reader, region) == 1
                 if turn == 0:
                     self._move_raw(mover, temp, region)
                 whole = region if complete and first is last else None
                 for part in self._parts_to_write(mover, reader, region, whole, turn):
+                    if turn == 0:  # one write unit: buffers grow once in a worker's life
+                        mover.write(writer, part, 0.0, Phase())
                     mover.write(writer, part, self.seconds * _SHARES["writing"], self._phases["encode"])
-            if time.perf_counter() > ends:
+            if mover.clock() > ends:
                 break
 
-    def _read(self, mover: Mover, reader: UnitReader, region: Region) -> bool:
+    def _read(self, mover: Mover, reader: UnitReader, region: Region) -> float:
         files = self._files(region)
         if self._cached:
             mover.read(reader, region, self.seconds * _SHARES["reading"], Phase())
@@ -144,12 +145,13 @@ class Probe:
         last = self.subject.plan.stages[-1]
         numbers = list(islice(spread(last.tasks), turn + 1))
         decode = self._phases["decode"]
-        most_bytes = decode.nbytes / max(decode.seconds, 1e-9) * self.seconds * _SHARES["reading"]
+        most_bytes = decode.nbytes / max(decode.seconds, 1e-9) * self.seconds * _SHARES["filling"]
         box = self._cut(Box(*last.box(numbers[-1])), last.write_unit, most_bytes)
         with mover.region(self.subject.stored, box, _spare_bytes(last)) as region:
-            # What is not read in time has values from elsewhere: they compress about as well.
+            # What is not read in time has values from elsewhere, best of the same place, which compress about as well.
+            # Many places in part are better than few whole: a sea is not like the land.
             fill_from(sample.elements, region)
-            mover.read(reader, region, self.seconds * _SHARES["reading"], Phase())
+            repeat_first(mover.read(reader, region, self.seconds * _SHARES["filling"], Phase()), region)
             yield region
 
     def _move_raw(self, mover: Mover, temp: ProbePlace, sample: Region) -> None:
