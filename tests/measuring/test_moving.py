@@ -21,8 +21,15 @@ def test_a_rate_leaves_out_what_operations_took() -> None:
     assert phase.rate(0.25) == 200
     assert phase.most_each_s == 0.4
     assert phase.rate(0.4) == pytest.approx(500) == phase.rate(5.0)
-    phase.add(500, 2.0)
-    assert (phase.nbytes, phase.seconds) == (1500, 12.0)
+
+
+def test_quick_places_weigh_no_more_than_slow_ones() -> None:
+    phase = Phase()
+    phase.add(1000, 10.0)
+    phase.add(4000, 10.0)
+    phase.add(0, 1.0)
+    assert phase.nbytes == 5000
+    assert phase.rate(0.0) == pytest.approx(1 / ((0.01 + 0.0025) / 2))
 
 
 @given(st.integers(0, 300), st.integers(1, 40))
