@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from rechunk_exec.grid import Box, Grid
 from rechunk_exec.storage import Region, StoredArray, UnitReader, UnitWriter
 
 _PAGE_BYTES = 4096
-_GOLDEN = 0.6180339887498949
+GOLDEN = 0.6180339887498949
 """Multiples of this, but for their whole parts, fill the line from 0 to 1 evenly, however many there are."""
 _SORTED = 4096
 _TICK_S = 1e-6
@@ -30,7 +30,7 @@ _LEAST_LEFT = 0.2
 
 @dataclass(slots=True)
 class Phase:
-    """Bytes and seconds of one kind of work, over all samples."""
+    """Bytes of one kind of work, over all samples, and the seconds that they would take at the samples' mean pace."""
 
     nbytes: int = 0
     """Raw bytes, as plans count them."""
@@ -39,6 +39,8 @@ class Phase:
     """Whether all that was read was absent, as far as the reader tells."""
     operations: float = 0.0
     """Reads or writes of units, as plans count them."""
+    paces: list[float] = field(default_factory=list)
+    """Seconds for each byte, of each sample."""
 
     @property
     def most_each_s(self) -> float:
@@ -50,9 +52,11 @@ class Phase:
         return self.nbytes / max(self.seconds - self.operations * each_s, _LEAST_LEFT * self.seconds)
 
     def add(self, nbytes: int, seconds: float) -> None:
-        """Count one sample."""
-        self.nbytes += nbytes
-        self.seconds += seconds
+        """Count one sample. All weigh the same: in its time a quick one moves more than its share of bytes."""
+        if nbytes:
+            self.nbytes += nbytes
+            self.paces.append(seconds / nbytes)
+            self.seconds = self.nbytes * sum(self.paces) / len(self.paces)
 
 
 class Mover:
@@ -100,17 +104,18 @@ class Mover:
             elements[::_PAGE_BYTES] = 0
             yield Region(box.start, box.stop, elements.view(stored.dtype).reshape(box.shape), spare_bytes)
 
-    def read(self, reader: UnitReader, region: Region, limit_s: float, phase: Phase) -> bool:
-        """Read units into a region until all are there, or the time is over; whether all are."""
+    def read(self, reader: UnitReader, region: Region, limit_s: float, phase: Phase) -> float:
+        """Read units into a region, in order, until all are there or the time is over; the share that is."""
         began = self.clock()
         decoded: list[int] = []
-        complete = True
+        left = 0
 
         def units() -> Iterator[Any]:
-            nonlocal complete
-            for unit in reader.units(region):
+            nonlocal left
+            every = reader.units(region)
+            for unit in every:
                 if decoded and self.clock() - began > limit_s:
-                    complete = False
+                    left = 1 + sum(1 for _ in every)
                     return
                 yield unit
 
@@ -122,7 +127,7 @@ class Mover:
 
         drain(units(), read, self._scratches, self._helpers)
         phase.add(sum(decoded), self.clock() - began)
-        return complete
+        return len(decoded) / max(1, len(decoded) + left)
 
     def write(self, writer: UnitWriter, region: Region, limit_s: float, phase: Phase) -> None:
         """Write write units of a region, spread over it, until all are written or the time is over."""
@@ -157,8 +162,17 @@ def spread(count: int) -> Iterable[int]:
     [1, 3, 0, 5, 2, 4]
     """
     if count <= _SORTED:
-        return sorted(range(count), key=lambda number: (number * _GOLDEN + 0.5) % 1)
-    return (int(turn * _GOLDEN % 1 * count) for turn in range(1, count + 1))
+        return sorted(range(count), key=lambda number: (number * GOLDEN + 0.5) % 1)
+    return (int(turn * GOLDEN % 1 * count) for turn in range(1, count + 1))
+
+
+def repeat_first(share: float, region: Region) -> None:
+    """Repeat the first planes of a region, a share of all, along its first axis, instead of what is behind them."""
+    planes = region.elements.shape[0] if region.elements.shape else 0
+    known = int(share * planes)
+    for first in range(known, planes if known else 0, max(1, known)):
+        part = region.elements[first : first + known]
+        part[...] = region.elements[: len(part)]
 
 
 def fill_from(sample: np.ndarray[Any, Any], region: Region) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 
 from rechunk_exec import storage
 from rechunk_exec.cost import CostModel
 from rechunk_exec.grid import Box, Grid, clip
 from rechunk_exec.measuring import tiny
-from rechunk_exec.measuring.moving import Mover, Phase, fill_from, spread
+from rechunk_exec.measuring.moving import GOLDEN, Mover, Phase, fill_from, repeat_first, spread
 from rechunk_exec.measuring.place import ProbePlace, probe_place
 from rechunk_exec.measuring.subject import Subject
 from rechunk_exec.memory import beside
@@ -24,14 +23,15 @@ from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.pagecache import cached_share, forget_cached
 from rechunk_exec.storage.stores import open_store
 
-_MOST_ROUNDS = 64
+_LEAST_ROUNDS, _MOST_ROUNDS = 8, 64
+"""Samples, as far as time allows."""
 _LEAST_FRESH_BYTES, _MOST_FRESH_BYTES = 4 * 2**20, 2**28
 """Of a region, how much is touched to see how fast memory comes; less comes in no time."""
 _MOST_FILES = 4096
 """Files of a region that the system is asked to forget."""
 _FROM_DISK = 0.1
 """Of the samples, what the page cache may hold while they are said to come from the disk."""
-_SHARES = {"operations": 0.05, "reading": 0.12, "writing": 0.12, "raw": 0.06}
+_SHARES = {"operations": 0.05, "reading": 0.03, "filling": 0.02, "writing": 0.03, "raw": 0.06}
 """Of the probe's seconds, for each sample of that kind."""
 _SAMPLED = 0.7
 """Of the probe's seconds, for all samples of reading and writing."""
@@ -102,20 +102,22 @@ class Probe:
         first, last = subject.plan.stages[0], subject.plan.stages[-1]
         reader = storage.open_reader(subject.source, first.read_unit)
         writer = storage.open_writer(place.create(subject.design, "target"))
-        ends = time.perf_counter() + self.seconds * _SAMPLED
-        for turn, number in enumerate(islice(spread(first.tasks), _MOST_ROUNDS)):
+        ends = mover.clock() + self.seconds * _SAMPLED
+        for turn, number in enumerate(_again(first.tasks)):
             box = Box(*first.box(number))
             with mover.region(subject.stored, box, _spare_bytes(first)) as region:
-                complete = self._read(mover, reader, region)
+                complete = self._read(mover, reader, region) == 1
                 if turn == 0:
                     self._move_raw(mover, temp, region)
                 whole = region if complete and first is last else None
                 for part in self._parts_to_write(mover, reader, region, whole, turn):
+                    if turn == 0:  # one write unit: buffers grow once in a worker's life
+                        mover.write(writer, part, 0.0, Phase())
                     mover.write(writer, part, self.seconds * _SHARES["writing"], self._phases["encode"])
-            if time.perf_counter() > ends:
+            if mover.clock() > ends:
                 break
 
-    def _read(self, mover: Mover, reader: UnitReader, region: Region) -> bool:
+    def _read(self, mover: Mover, reader: UnitReader, region: Region) -> float:
         files = self._files(region)
         if self._cached:
             mover.read(reader, region, self.seconds * _SHARES["reading"], Phase())
@@ -142,14 +144,15 @@ class Probe:
             yield whole
             return
         last = self.subject.plan.stages[-1]
-        numbers = list(islice(spread(last.tasks), turn + 1))
+        numbers = list(islice(_again(last.tasks), turn + 1))
         decode = self._phases["decode"]
-        most_bytes = decode.nbytes / max(decode.seconds, 1e-9) * self.seconds * _SHARES["reading"]
-        box = self._cut(Box(*last.box(numbers[-1])), last.write_unit, most_bytes)
+        most_bytes = decode.nbytes / max(decode.seconds, 1e-9) * self.seconds * _SHARES["filling"]
+        box = self._cut(Box(*last.box(numbers[-1])), last.write_unit, most_bytes, turn)
         with mover.region(self.subject.stored, box, _spare_bytes(last)) as region:
-            # What is not read in time has values from elsewhere: they compress about as well.
+            # What is not read in time has values from elsewhere, best of the same place, which compress about as well.
+            # Many places in part are better than few whole: a sea is not like the land.
             fill_from(sample.elements, region)
-            mover.read(reader, region, self.seconds * _SHARES["reading"], Phase())
+            repeat_first(mover.read(reader, region, self.seconds * _SHARES["filling"], Phase()), region)
             yield region
 
     def _move_raw(self, mover: Mover, temp: ProbePlace, sample: Region) -> None:
@@ -195,13 +198,16 @@ class Probe:
         writing.operations += 1 if sharded else pieces
         reading.operations += pieces
 
-    def _cut(self, box: Box, unit: tuple[int, ...], most_bytes: float) -> Box:
-        """A part of a box, from its start, of whole units and about ``most_bytes``; at least one unit."""
-        shape = list(box.shape)
+    def _cut(self, box: Box, unit: tuple[int, ...], most_bytes: float, turn: int = 0) -> Box:
+        """A part of a box, of whole units and about ``most_bytes``, at least one unit; elsewhere in it at each turn."""
+        shape, start = list(box.shape), list(box.start)
         for axis, size in enumerate(unit):
             while shape[axis] > size and math.prod(shape) * self.subject.stored.dtype.itemsize > most_bytes:
                 shape[axis] = max(1, shape[axis] // size // 2) * size
-        return Box(box.start, tuple(min(a + n, b) for a, n, b in zip(box.start, shape, box.stop, strict=True)))
+        for axis, size in enumerate(unit):
+            room = (box.shape[axis] - shape[axis]) // size
+            start[axis] += int(turn * GOLDEN * (axis + 1) % 1 * (room + 1)) * size
+        return Box(tuple(start), tuple(min(a + n, b) for a, n, b in zip(start, shape, box.stop, strict=True)))
 
     def _model(self, operations: _Operations, start_s: float, place: ProbePlace) -> CostModel:
         stages = self.subject.plan.stages
@@ -255,6 +261,11 @@ class _Operations:
     write_s: float
     helpful: int | None
     """How many side by side help; None for local disks."""
+
+
+def _again(tasks: int) -> Iterator[int]:
+    """Numbers of tasks to sample, spread over all; several times where there are few."""
+    return islice(cycle(spread(tasks)), min(_MOST_ROUNDS, max(_LEAST_ROUNDS, tasks)))
 
 
 def _spare_bytes(stage: StagePlan) -> int:

@@ -80,10 +80,10 @@ def test_rates_are_of_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     read, write = Mover.read, Mover.write
     took = {"read": 0.125, "write": 0.5}
 
-    def slow_read(self: Mover, reader: Any, region: Any, limit_s: float, phase: Any) -> bool:
-        complete = read(self, reader, region, 1e9, phase)
+    def slow_read(self: Mover, reader: Any, region: Any, limit_s: float, phase: Any) -> float:
+        share = read(self, reader, region, 1e9, phase)
         phase.seconds = took["read"] * phase.nbytes / source.nbytes
-        return complete
+        return share
 
     def slow_write(self: Mover, writer: Any, region: Any, limit_s: float, phase: Any) -> None:
         write(self, writer, region, 1e9, phase)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rechunk_exec.measuring.moving import Phase, fill_from, spread
+from rechunk_exec.measuring.moving import Phase, fill_from, repeat_first, spread
 from rechunk_exec.storage import Region
 from rechunk_exec.storage.pagecache import cached_share, forget_cached
 
@@ -21,8 +21,15 @@ def test_a_rate_leaves_out_what_operations_took() -> None:
     assert phase.rate(0.25) == 200
     assert phase.most_each_s == 0.4
     assert phase.rate(0.4) == pytest.approx(500) == phase.rate(5.0)
-    phase.add(500, 2.0)
-    assert (phase.nbytes, phase.seconds) == (1500, 12.0)
+
+
+def test_quick_places_weigh_no_more_than_slow_ones() -> None:
+    phase = Phase()
+    phase.add(1000, 10.0)
+    phase.add(4000, 10.0)
+    phase.add(0, 1.0)
+    assert phase.nbytes == 5000
+    assert phase.rate(0.0) == pytest.approx(1 / ((0.01 + 0.0025) / 2))
 
 
 @given(st.integers(0, 300), st.integers(1, 40))
@@ -49,6 +56,16 @@ def test_regions_are_filled_with_a_sample_again_and_again(shape: tuple[int, int]
     region = Region((0, 0), shape, np.full(shape, -1, "i4"))
     fill_from(sample, region)
     assert region.elements.reshape(-1).tolist() == [number % 6 for number in range(shape[0] * shape[1])]
+
+
+@pytest.mark.parametrize(
+    "share, first", [(1.0, [0, 1, 2, 3, 4]), (0.5, [0, 1, 0, 1, 0]), (0.79, [0, 1, 2, 0, 1]), (0.1, [0, 1, 2, 3, 4])]
+)
+def test_planes_that_were_not_read_are_like_those_that_were(share: float, first: list[int]) -> None:
+    region = Region((0, 0), (5, 2), np.arange(10).reshape(5, 2))
+    repeat_first(share, region)
+    assert region.elements.tolist() == [[2 * plane, 2 * plane + 1] for plane in first]
+    repeat_first(share, Region((), (), np.array(7)))
 
 
 def test_what_was_forgotten_is_not_in_memory_where_the_system_tells(tmp_path: Path) -> None:
