@@ -121,6 +121,8 @@ class StageMemory:
 
     def task_bytes(self, region: tuple[int, ...], threads: int) -> int:
         """Bytes that one task holds at its peak, with ``threads`` units in flight, rounded up to a whole byte."""
+        if 0 in self.shape:  # there are no tasks
+            return 0
         region = clip(region, self.shape)
         units = min(threads, math.prod(map(most_units, self.shape, self.read_unit, region)))
         chunks = min(threads, math.prod(map(ceil_div, region, self.chunk)))

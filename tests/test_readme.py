@@ -85,7 +85,7 @@ def label(line: str) -> str:
 def test_the_documented_commands_print_what_is_documented(tmp_path: Path) -> None:
     commands = documented_commands()
     assert [words[1] for words, _, _ in commands] == [
-        *("demo", "plan", "rechunk", "rechunk", "rechunk", "status", "verify", "info")
+        *("demo", "plan", "rechunk", "rechunk", "rechunk", "probe", "status", "verify", "info")
     ]
     for (program, *words), code, documented in commands:
         assert program == "rechunk-exec"

@@ -128,8 +128,8 @@ def test_a_source_that_changed_is_refused_and_nothing_is_touched(
 
 
 WORDS: list[tuple[dict[str, Any], str]] = [
-    ({"max_mem": MAX_MEM + 1}, "max_mem: 8000 then, 8001 now"),
-    ({"max_mem": "1MB"}, "max_mem: 8000 then, 1000000 now"),
+    ({"max_mem": MAX_MEM + 1}, "max_mem: 7000 then, 7001 now"),
+    ({"max_mem": "1MB"}, "max_mem: 7000 then, 1000000 now"),
     ({"target_chunks": (12, 4, 4)}, r"the target's chunk_grid: .*\[24,4,4\].* then, .*\[12,4,4\].* now"),
     ({"target_shards": (24, 8, 8), "max_mem": 40_000}, "the target's"),
     ({"target_options": {"compressors": GzipCodec()}}, "the target's codecs: .*zstd.* then, .*gzip.* now"),

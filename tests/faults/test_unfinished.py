@@ -18,8 +18,8 @@ from tests.jobs import ZarrArray, assert_exact, elements, make_array, stored_obj
 from tests.values import same_bits
 
 SHAPE, CHUNKS = (24, 24, 20), (24, 4, 4)
-MAX_MEM = 8000
-FIRST, SECOND = 12, 30
+MAX_MEM = 7000
+FIRST, SECOND = 18, 30
 """Tasks of the two stages within that."""
 
 
