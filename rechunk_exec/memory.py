@@ -12,7 +12,8 @@ A task reads its region into one buffer, then writes the buffer. So at its peak 
   And one ``table`` of where its chunks lie, for each write unit that is open.
 * *Work*: the bytes that codecs work in, for each unit in flight; those of reading and those of writing, since
   allocators keep for each thread what it worked in last. They count up to the square of the array's bytes
-  divided by 64 MiB: in full where arrays have some dozens of MB; of toy arrays they are noise.
+  divided by 64 MiB, and to that of what the task holds besides divided by 256 KiB: in full where arrays have some
+  dozens of MB and tasks more than some; of toys they are noise.
 * *Kept*: tables of where the chunks of what is read lie.
 
 A unit lies in place where it is one contiguous run of the region's buffer (C order: 1 on all axes before some axis,
@@ -49,6 +50,8 @@ from rechunk_exec.grid import ceil_div, clip, most_units
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+_LARGE = 1 << 24
+"""Beside so much all counts that a codec works in."""
 ALL_BESIDE = 1 << 60
 """More units than any region has."""
 
@@ -136,7 +139,7 @@ class StageMemory:
         encoding = chunk_bytes * (chunks * self.writing.stored + gathered * self.writing.gathered)
         writing = encoding + open_units * (object_bytes * self.writing.assembled + self.writing.table)
         held = math.prod(region) * self.itemsize + math.ceil(max(reading, writing)) + self.reading.kept
-        noticed = noticed_bytes(self.shape, self.itemsize)
+        noticed = min(noticed_bytes(self.shape, self.itemsize), min(held, _LARGE) ** 2 // 2**18)
         return held + units * min(self.reading.work, noticed) + chunks * min(self.writing.work, noticed)
 
 
@@ -203,8 +206,9 @@ class MemoryRows:
             whole = self._bytes(self.write_unit) * self.writing.assembled + self.writing.table
             writing = writing + np.minimum(threads, self._count(self.write_unit)) * whole
         held = self._bytes(self.region) + np.ceil(np.maximum(reading, writing)) + self.reading.kept
-        noticed = noticed_bytes(self.shape, self.itemsize)
-        decoding, encoding = min(self.reading.work, noticed), min(self.writing.work, noticed)
+        beside_held = np.floor(np.minimum(held, _LARGE) ** 2 / 2**18)
+        noticed = np.minimum(noticed_bytes(self.shape, self.itemsize), beside_held)
+        decoding, encoding = np.minimum(self.reading.work, noticed), np.minimum(self.writing.work, noticed)
         return np.asarray(held + units * decoding + chunks * encoding)
 
     def _bytes(self, box: Sequence[IntArray]) -> FloatArray:

@@ -110,6 +110,7 @@ def task_bytes(memory: StageMemory, region: Shape, threads: int) -> int:
     held = math.prod(min(g, n) for g, n in zip(region, shape, strict=True)) * memory.itemsize
     rest = held + math.ceil(max(read, write)) + reading.kept
     noticed = math.floor(Fraction(memory.itemsize * math.prod(shape), 2**13) ** 2)
+    noticed = min(noticed, math.floor(Fraction(min(rest, 2**24), 2**9) ** 2))
     works = (memory.read_unit, reading.work), (memory.chunk, writing.work)
     return rest + sum(count(unit) * min(work, noticed) for unit, work in works)
 

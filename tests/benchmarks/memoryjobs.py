@@ -153,7 +153,7 @@ def make_source(source: Source, store: Any, shape: Shape | None = None) -> None:
         shards=source.shards,
         compressors=codec_options(source.codec, source.zarr_format, itemsize),
         filters=[Delta(source.dtype)] if source.delta else None,
-        fill_value=0 if source.elements.names is None else None,
+        fill_value=None if source.elements.kind == "V" else 0,
         **options,
     )
     unit = (source.shards or source.chunks)[0]

@@ -67,7 +67,7 @@ OF_JOB: dict[str, Callable[[str], str]] = {
     "no stages": edited(lambda it: it["plan"].update(stages=[])),
     "a huge region": edited(lambda it: it["plan"]["stages"][0].update(region=[HUGE, 1, 1])),
     "a huge budget": edited(lambda it: it["fingerprint"].update(max_mem=HUGE)),
-    "another budget": edited(lambda it: it["plan"].update(max_mem=7000)),
+    "another budget": edited(lambda it: it["plan"].update(max_mem=7500)),
     "a smaller array": edited(lambda it: [stage.update(shape=[12, 24, 20]) for stage in it["plan"]["stages"]]),
     "a region of half units": edited(lambda it: it["plan"]["stages"][1].update(region=[24, 2, 4])),
 }

@@ -77,8 +77,8 @@ THREE_STAGES = replace(rx.CostModel.object(), operation_s=5.0)
 """Operations so slow that three stages save more of them than they cost, and each task writes one object."""
 
 
-def in_three_stages(store: FaultyStore, **options: Any) -> rx.Rechunked:
-    job = rechunk(store, ((130, 1), "6kB"), cost_model=THREE_STAGES, **options)
+def in_three_stages(store: FaultyStore, max_mem: str = "5kB", **options: Any) -> rx.Rechunked:
+    job = rechunk(store, ((130, 1), max_mem), cost_model=THREE_STAGES, **options)
     assert [stage.chunk == stage.write_unit for stage in job.plan.stages] == [False, False, True]
     return job
 
@@ -90,7 +90,7 @@ def test_every_third_request_fails_and_objects_show_late_in_three_stages(sharded
     make_array(content, (130, 120), name="source", **shards)  # type: ignore[arg-type]
     store = FaultyStore(content, Faults(seed=13, fails=1 / 3, truncates=0.1, hides_s=0.05))
     with retry_policy(replace(QUICK, tries=30)):
-        job = in_three_stages(store, executor="serial")
+        job = in_three_stages(store, "12kB" if sharded else "5kB", executor="serial")
         job.execute()
     exact(content)
     assert job.report is not None
