@@ -132,13 +132,13 @@ def test_a_journal_that_cannot_be_written_does_not_hide_why_a_task_failed(
 ) -> None:
     monkeypatch.setattr(keeper, "WRITE_S", 1000.0)  # the journal is written at the end only, when there is no room
     filling = Filling(disk, stage=0, tasks=3)
-    job = rx.rechunk(source, (1, 32, 32), 40_000, disk / "target", executor="serial", progress=False)
+    job = rx.rechunk(source, (1, 32, 32), 60_000, disk / "target", executor="serial", progress=False)
     assert len(job.stages) == 1
     with pytest.raises(rx.TaskError, match="No space left") as caught:
         job.execute(on_event=filling)
     assert f"{disk / 'target' / 'c'}" in str(caught.value)
     filling.filler.unlink()
-    again = rx.rechunk(source, (1, 32, 32), 40_000, disk / "target", executor="serial", mode="resume", progress=False)
+    again = rx.rechunk(source, (1, 32, 32), 60_000, disk / "target", executor="serial", mode="resume", progress=False)
     assert_exact(again.execute(), source)
 
 

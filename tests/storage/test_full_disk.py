@@ -83,8 +83,8 @@ def test_an_intermediate_that_fills_its_disk_is_named(small_disk: Path, tmp_path
     source = zarr.create_array(tmp_path / "source.zarr", shape=SHAPE, chunks=(1, 128, 256), dtype="f4")
     source[:] = 1
     job = rx.rechunk(
-        source, (16, 8, 8), "300kB", tmp_path / "target.zarr", temp_store=tmp_path / "temp", progress=False
+        source, (16, 8, 8), "350kB", tmp_path / "target.zarr", temp_store=tmp_path / "temp", progress=False
     )
     assert len(job.stages) == 2
     with pytest.raises(rx.StorageError, match="temp store needs"):
-        rx.rechunk(source, (16, 8, 8), "300kB", tmp_path / "target.zarr", temp_store=small_disk, progress=False)
+        rx.rechunk(source, (16, 8, 8), "350kB", tmp_path / "target.zarr", temp_store=small_disk, progress=False)

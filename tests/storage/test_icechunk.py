@@ -88,7 +88,7 @@ def test_a_job_is_one_commit_that_holds_the_source_to_the_bit(
         job = rx.rechunk(
             source,
             (20, 4, 4),
-            12_000 if shards is None else 80_000,
+            12_000 if shards is None else 100_000,
             session.store,
             executor=executor,
             array_name="layers/series",
