@@ -307,7 +307,7 @@ def test_intermediates_on_s3_are_written_as_the_plan_says(s3: Bucket, monkeypatc
     made = created(monkeypatch)
     measure(
         s3.url("source.zarr"), s3.url("target.zarr"), target_chunks=(64, 2, 2), target_shards=(64, 16, 16),
-        max_mem="200kB", temp_store=s3.url("scratch"),
+        max_mem="230kB", temp_store=s3.url("scratch"),
     )  # fmt: skip
     temps = [design.like for ref, design in made if "/scratch/" in f"{ref.store}/{ref.path}"]
     assert temps
