@@ -8,8 +8,8 @@ as the store takes:
 The source is read at ``decode_bps`` and the target written at ``encode_bps``, because codecs are the work there. An
 intermediate is raw bytes and has rates of its own. Two things make a stage slower than that, both as plain factors:
 
-* *idle workers*: with ``tasks_at_once`` slots, ``tasks`` tasks run in ``ceil(tasks / slots)`` waves, and the last wave
-  leaves slots empty: ``ceil(tasks/slots) * slots / tasks``;
+* *idle workers*: with ``tasks_at_once`` slots, ``tasks`` equal tasks run in ``ceil(tasks / slots)`` waves, and the last
+  wave leaves slots empty: ``ceil(tasks/slots) * slots / tasks``; see :mod:`rechunk_exec.waves` for unequal ones;
 * *fewer units in flight*, where the budget lets a task hold fewer than wanted: bytes take ``threads wanted for the
   codecs / threads used`` times as long, operations ``wanted in flight / in flight`` times.
 
@@ -19,7 +19,7 @@ is not cut in two stages so that each has work for all workers.
 Example: 8 GB copied in one stage on two cores, everything read once, 3000 operations:
 
 >>> CostModel.local().stage_seconds(StageWork(
-...     decoded_bytes=8 * 10**9, written_bytes=8 * 10**9, operations=3000, tasks=4, source="source", target="target"))
+...     decoded_bytes=8 * 10**9, written_bytes=8 * 10**9, operations=3000, source="source", target="target"))
 14.15
 """
 
@@ -50,7 +50,6 @@ class StageWork:
     """Bytes of the array."""
     operations: int
     """Reads of units plus writes of units."""
-    tasks: int
     source: str
     """``"source"`` or the name of an intermediate."""
     target: str
@@ -59,6 +58,8 @@ class StageWork:
     """Threads wanted for the codecs / threads used."""
     waiting: float = 1.0
     """Operations wanted in flight / operations in flight."""
+    idle: float = 1.0
+    """Seconds of all slots / seconds of those that work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +240,7 @@ class CostModel:
         """Seconds that a stage takes; see the module for the formula."""
         moving = work.decoded_bytes / self.read_bps(work.source) + work.written_bytes / self.write_bps(work.target)
         seconds = moving * work.slowdown + work.operations * self.operation_s / self.in_flight * work.waiting
-        slots = self.tasks_at_once
-        if slots > 1 and work.tasks:
-            seconds *= -(-work.tasks // slots) * slots / work.tasks
-        return seconds + self.start_s
+        return seconds * work.idle + self.start_s
 
     @property
     def start_s(self) -> float:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from rechunk_exec.candidates import StagedAxis, direct_axis, is_short, staged_axis
 from rechunk_exec.combining import AxisOptions, Bounds, combine
 from rechunk_exec.cost import StageWork
@@ -19,6 +21,7 @@ from rechunk_exec.grid import ceil_div, clip
 from rechunk_exec.memory import StageMemory
 from rechunk_exec.plans import StagePlan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest
+from rechunk_exec.waves import idle_factor
 from rechunk_exec.weighing import EXACT, NEAR, Aim, Rows, Stages, Way, halvings, weigh_found
 
 DIRECT = Way()
@@ -178,11 +181,11 @@ def unchecked_stage(
         decoded_bytes=stage.elements_read * stage.itemsize,
         written_bytes=stage.nbytes,
         operations=stage.operations,
-        tasks=stage.tasks,
         source=source,
         target=target,
         slowdown=slowdown,
         waiting=waiting,
+        idle=float(idle_factor(shape, [np.array(n) for n in stage.region], request.cost.tasks_at_once)),
     )
     peak_bytes = stage.worker_bytes(memory.task_bytes(region, threads))
     return replace(stage, peak_bytes=peak_bytes, predicted_s=request.cost.stage_seconds(work))

@@ -19,6 +19,7 @@ from rechunk_exec.cost import SOURCE, TARGET
 from rechunk_exec.memory import BoolArray, FloatArray, IntArray, MemoryRows, product
 from rechunk_exec.plans import StagePlan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest
+from rechunk_exec.waves import idle_factor
 
 NEAR = 1.02
 """Plans whose times are this near are as good as equal."""
@@ -138,9 +139,8 @@ class _StageRows:
         moving = reading + request.nbytes / cost.write_bps(self.ends[1])
         seconds = moving * slowdown + self.operations * cost.operation_s / cost.in_flight * waiting
         seconds[np.isinf(held)] = np.inf
-        if cost.tasks_at_once > 1:
-            seconds = seconds * np.ceil(self.tasks / cost.tasks_at_once) * cost.tasks_at_once / self.tasks
-        return seconds + cost.start_s, held
+        idle = idle_factor(request.shape, self.memory.region, cost.tasks_at_once)
+        return seconds * idle + cost.start_s, held
 
 
 def halvings(threads: int) -> Iterator[int]:

@@ -7,9 +7,7 @@ import pytest
 from rechunk_exec.cost import CostModel, StageWork, resolve
 from rechunk_exec.errors import PlanError, SerializationError
 
-WORK = StageWork(
-    decoded_bytes=6 * 10**9, written_bytes=3 * 10**9, operations=4000, tasks=5, source="source", target="target"
-)
+WORK = StageWork(decoded_bytes=6 * 10**9, written_bytes=3 * 10**9, operations=4000, source="source", target="target")
 
 
 def test_seconds_of_a_direct_stage_are_bytes_at_their_rates_plus_operations() -> None:
@@ -23,15 +21,15 @@ def test_intermediates_have_rates_of_their_own() -> None:
     assert model.stage_seconds(replace(WORK, source="temp-1")) == 6e9 / 5e9 + 3e9 / 0.8e9 + 4000 * 1e-4 / 2
 
 
-@pytest.mark.parametrize(
-    "slots, tasks, factor", [(1, 5, 1.0), (4, 5, 8 / 5), (4, 8, 1.0), (4, 1, 4.0), (4, 0, 1.0), (3, 7, 9 / 7)]
-)
-def test_a_last_wave_with_idle_workers_costs_its_share(slots: int, tasks: int, factor: float) -> None:
+@pytest.mark.parametrize("idle", [1.0, 8 / 5, 4.0])
+def test_a_last_wave_with_idle_workers_costs_its_share(idle: float) -> None:
     alone = CostModel.local().stage_seconds(WORK)
-    model = replace(CostModel.local(), tasks_at_once=slots)
-    assert model.stage_seconds(replace(WORK, tasks=tasks)) == pytest.approx(
-        alone * factor + (model.stage_s if slots > 1 else 0), rel=1e-12
-    )
+    assert CostModel.local().stage_seconds(replace(WORK, idle=idle)) == pytest.approx(alone * idle, rel=1e-12)
+
+
+def test_a_stage_takes_time_to_start_where_there_are_several_slots() -> None:
+    model = replace(CostModel.local(), stage_s=0.5)
+    assert replace(model, tasks_at_once=2).stage_seconds(WORK) == model.stage_seconds(WORK) + 0.5
 
 
 def test_fewer_threads_than_wanted_cost_time() -> None:
