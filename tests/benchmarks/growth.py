@@ -80,7 +80,8 @@ def tiny_job(source: str, target: str, executor: Any) -> rx.Rechunked:
         rx.rechunk(source, halves, 1, target, executor=executor, progress=False)
     except rx.BudgetError as error:
         tasks = zarr.open_array(source, mode="r").shape[0]
-        for budget in (error.needed_bytes, 2 * error.needed_bytes, 3 * error.needed_bytes):
+        for tenths in range(10, 31, 2):
+            budget = error.needed_bytes * tenths // 10
             job = rx.rechunk(source, halves, budget, target, executor=executor, progress=False)
             if job.plan.tasks == tasks:
                 return job
