@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 import zarr
 
 import rechunk_exec as rx
-from rechunk_exec.results import TaskResult
+from rechunk_exec.results import Event, TaskResult
 from rechunk_exec.tasks import CopyTask, Stage
 from tests.values import Array, position_values, same_bits
 
@@ -137,3 +138,28 @@ class ToldCopy:
     def told(self) -> list[dict[str, Any]]:
         """What the tasks that succeeded have written."""
         return [json.loads(path.read_text()) for path in self.folder.glob("*.json")]
+
+
+class StopError(Exception):
+    """An end in the middle, on purpose."""
+
+
+def stop_after(tasks: int, job: rx.Rechunked) -> StopError:
+    """Run a job until so many of its tasks are done; return what it raised."""
+    done: list[int] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "task":
+            done.append(event.index)
+            if len(done) == tasks:
+                raise StopError
+
+    with pytest.raises(StopError) as stopped:
+        job.execute(on_event=listen)
+    return stopped.value
+
+
+def tasks_run(job: rx.Rechunked) -> int:
+    """How many tasks the last run of a job ran."""
+    assert job.report is not None
+    return job.report.tasks

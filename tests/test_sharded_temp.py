@@ -19,16 +19,12 @@ from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.results import Event
 from rechunk_exec.storage import array_ref, open_array
 from tests.conftest import Needs, needed_module
-from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array
+from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array, stop_after, tasks_run
 from tests.s3 import Bucket
 from tests.values import position_values
 
 SHAPE, EPOCHS, SERIES = (31, 47, 40), (1, 47, 40), (31, 6, 5)
 MAX_MEM = 40_000
-
-
-class StopError(Exception):
-    """An end in the middle, on purpose."""
 
 
 def values() -> Any:
@@ -130,24 +126,6 @@ def test_few_requests_a_task(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0.5 * pieces < chunks.count("get_object") - indices < pieces
 
 
-def stop_after(job: rx.Rechunked, tasks: int) -> None:
-    done: list[int] = []
-
-    def listen(event: Event) -> None:
-        if event.kind == "task":
-            done.append(event.index)
-            if len(done) == tasks:
-                raise StopError
-
-    with pytest.raises(StopError):
-        job.execute(on_event=listen)
-
-
-def tasks_run(job: rx.Rechunked) -> int:
-    assert job.report is not None
-    return job.report.tasks
-
-
 @pytest.mark.parametrize("place", ["disk", "s3"])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_job_goes_on_from_the_middle(s3: Bucket, tmp_path: Path, place: str, stage: int) -> None:
@@ -158,7 +136,7 @@ def test_a_job_goes_on_from_the_middle(s3: Bucket, tmp_path: Path, place: str, s
     job = begin(name, target, verify=True)
     totals = [one.tasks for one in job.plan.stages]
     before = sum(totals[:stage]) + 5
-    stop_after(job, before)
+    stop_after(before, job)
     again = begin(name, target, mode="resume", verify=True)
     assert_exact(again.execute(), source)
     assert tasks_run(again) <= sum(totals) - before
@@ -187,7 +165,7 @@ def test_an_object_that_was_lost_or_torn_is_made_again(
 ) -> None:
     job = begin(source, tmp_path / "target", temp_store=tmp_path / "temp")
     first, last = (stage.tasks for stage in job.plan.stages)
-    stop_after(job, first + 3)
+    stop_after(first + 3, job)
     objects = sorted((tmp_path / "temp").glob("*/temp-1/c/*/*/*"))
     assert len(objects) == first
     for path in objects[4:6]:
@@ -280,7 +258,7 @@ def test_other_options_on_resume_are_refused(source: ZarrArray, tmp_path: Path) 
             source, SERIES, MAX_MEM, tmp_path / "target", executor="serial", progress=False, **options
         )  # fmt: skip
 
-    stop_after(job(temp_options={"compressor": numcodecs.LZ4()}), 4)
+    stop_after(4, job(temp_options={"compressor": numcodecs.LZ4()}))
     for options in ({}, {"temp_options": {"compressor": numcodecs.Zstd(level=1)}}):
         with pytest.raises(rx.ResumeError, match="temp_options"):
             job(mode="resume", **options)
@@ -317,7 +295,7 @@ def test_on_a_slow_store_intermediates_are_compressed(source: ZarrArray, tmp_pat
         assert len(made.plan.stages) == 2
         assert_exact(made.execute(on_event=look), source)
         assert set(found) == {compressed}
-    stop_after(job(1e8), 4)
+    stop_after(4, job(1e8))
     again = job(None, mode="resume")  # goes on with what was begun
     found.clear()
     assert_exact(again.execute(on_event=look), source)

@@ -12,15 +12,11 @@ import zarr
 
 import rechunk_exec as rx
 from rechunk_exec.results import Event
-from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array
+from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array, stop_after, tasks_run
 
 DEAR = replace(rx.CostModel.object(), operation_s=5.0)
 """Operations so slow that a third stage saves more of them than it costs."""
 NAMES = ["temp-1", "temp-2", "target"]
-
-
-class StopError(Exception):
-    """An end in the middle, on purpose."""
 
 
 @pytest.fixture
@@ -35,26 +31,6 @@ def begin(source: ZarrArray, folder: Path, max_mem: int = 4_000, **options: Any)
     assert [stage.target for stage in job.plan.stages] == NAMES
     assert min(stage.tasks for stage in job.plan.stages) > 10
     return job
-
-
-def stop_after(job: rx.Rechunked, tasks: int) -> StopError:
-    """Run a job until so many of its tasks are done; what it raised."""
-    done: list[int] = []
-
-    def listen(event: Event) -> None:
-        if event.kind == "task":
-            done.append(event.index)
-            if len(done) == tasks:
-                raise StopError
-
-    with pytest.raises(StopError) as stopped:
-        job.execute(on_event=listen)
-    return stopped.value
-
-
-def tasks_run(job: rx.Rechunked) -> int:
-    assert job.report is not None
-    return job.report.tasks
 
 
 def totals(job: rx.Rechunked) -> list[int]:
@@ -84,7 +60,7 @@ def test_a_job_goes_on_from_the_middle_of_any_stage(
 ) -> None:
     job = begin(source, tmp_path, verify=verify)
     before = sum(totals(job)[:stage]) + 5
-    stop_after(job, before)
+    stop_after(before, job)
     assert rx.status(tmp_path / "target").done >= before
     again = begin(source, tmp_path, mode="resume", verify=verify)
     assert_exact(again.execute(), source)
@@ -94,7 +70,7 @@ def test_a_job_goes_on_from_the_middle_of_any_stage(
 
 def test_a_job_that_passes_limits_which_are_set_later_does_not_go_on(source: ZarrArray, tmp_path: Path) -> None:
     job = begin(source, tmp_path)
-    stop_after(job, 5)
+    stop_after(5, job)
     plan = job.plan
     least = min(math.prod(stage.write_unit) * 4 for stage in plan.stages[:2])
     kept = {"max_objects": plan.objects, "min_object_bytes": least, "max_temp_bytes": plan.temp_bytes}
@@ -110,7 +86,7 @@ def test_a_job_that_passes_limits_which_are_set_later_does_not_go_on(source: Zar
 def test_of_two_intermediates_that_were_lost_both_are_made_again(source: ZarrArray, tmp_path: Path) -> None:
     job = begin(source, tmp_path)
     first, second, last = totals(job)
-    stop_after(job, first + second + 5)
+    stop_after(first + second + 5, job)
     (place,) = (tmp_path / "temp").iterdir()
     for name in NAMES[:2]:
         shutil.rmtree(place / name / "c")
@@ -124,7 +100,7 @@ def test_the_first_intermediate_is_not_made_again_where_only_the_second_is_read(
 ) -> None:
     job = begin(source, tmp_path)
     first, second, last = totals(job)
-    stop_after(job, first + second + 5)
+    stop_after(first + second + 5, job)
     (place,) = (tmp_path / "temp").iterdir()
     shutil.rmtree(place / "temp-1" / "c")
     again = begin(source, tmp_path, mode="resume")
@@ -168,7 +144,7 @@ def stop_and_damage(source: ZarrArray, folder: Path, stage: int, damage: Callabl
     """A job stopped in the middle of a stage, of which two objects that are still to be read are damaged."""
     job = begin(source, folder, IN_SHARDS, verify=True)
     assert [one.chunk == one.write_unit for one in job.plan.stages] == [False, False, True]
-    stop_after(job, sum(totals(job)[:stage]) + 5)
+    stop_after(sum(totals(job)[:stage]) + 5, job)
     (place,) = (folder / "temp").iterdir()
     objects = sorted(path for path in (place / f"temp-{stage}" / "c").rglob("*") if path.is_file())
     damage(objects[-1], objects[-2])
@@ -222,7 +198,7 @@ def test_an_object_that_is_damaged_while_a_job_runs_is_made_again_once_it_was_re
 
 def test_a_failure_in_the_middle_names_both_intermediates(source: ZarrArray, tmp_path: Path) -> None:
     job = begin(source, tmp_path)
-    notes = "".join(stop_after(job, totals(job)[0] + 5).__notes__)
+    notes = "".join(stop_after(totals(job)[0] + 5, job).__notes__)
     assert "temp-1" in notes
     assert "temp-2" in notes
 

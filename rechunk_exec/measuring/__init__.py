@@ -65,8 +65,8 @@ def measure(  # noqa: PLR0913 - what rechunk takes, and how to measure
     storage_options, temp_storage_options : dict, optional
         Options for URLs.
     max_mem : int or str
-        Memory that the job will have for a worker, which decides what its tasks read at once, and what the probe may
-        hold.
+        Memory that the job will have for a worker, which decides what its tasks read at once. The probe holds about as
+        much; up to twice of it where the plan has several stages.
     cores : int, optional
         Cores to measure with. Default: all that this process may use.
     cached : bool

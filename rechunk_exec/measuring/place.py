@@ -50,12 +50,10 @@ class ProbePlace:
         """Names for objects that are removed in the end, whether they were written or not."""
         objects = self.objects()
         keys = [f"tiny/{number}" for number in range(count)]
-        written: list[str] = []
         try:
             yield objects, keys
-            written = keys
         finally:
-            for key in written or keys:
+            for key in keys:
                 with suppress(RechunkError):
                     objects.delete(key)
 

@@ -41,7 +41,7 @@ def compress_into(  # noqa: PLR0913 - the arguments of the C function
     if function is None or shuffle not in {blosc.NOSHUFFLE, blosc.SHUFFLE, blosc.BITSHUFFLE}:
         return 0
     length = function(
-        clevel, shuffle, typesize, len(content), _address(content), _address(out), len(out), cname, blocksize, 1
+        clevel, shuffle, typesize, len(content), address(content), address(out), len(out), cname, blocksize, 1
     )
     return max(0, length)  # negative for an error, which numcodecs' function words
 
@@ -67,7 +67,7 @@ def _function() -> _Compress | None:
     return function
 
 
-def _address(buffer: memoryview) -> int:
+def address(buffer: memoryview) -> int:
+    """Return where the memory of a buffer begins."""
     array: Any = np.frombuffer(buffer, np.uint8)
-    address: int = array.ctypes.data
-    return address
+    return int(array.ctypes.data)

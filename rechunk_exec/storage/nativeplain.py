@@ -14,8 +14,9 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numcodecs import lz4, zstd
+
+from rechunk_exec.storage.nativeblosc import address
 
 _LEVEL, _CONTENT_SIZE, _CHECKSUM = 100, 200, 201  # ZSTD_cParameter
 _ALIGNMENT = 64
@@ -55,15 +56,15 @@ def zstd_into(content: memoryview, out: memoryview, work: memoryview, *, level: 
     functions = _zstd()
     if functions is None:
         return 0
-    start = -_address(work) % _ALIGNMENT
-    context = functions.create(_address(work) + start, len(work) - start)
+    start = -address(work) % _ALIGNMENT
+    context = functions.create(address(work) + start, len(work) - start)
     if not context:
         return 0
     # A context in memory of ours begins with all parameters zero.
     for parameter, value in ((_LEVEL, level), (_CONTENT_SIZE, 1), (_CHECKSUM, int(checksum))):
         if functions.is_error(functions.set_parameter(context, parameter, value)):
             return 0
-    length: int = functions.compress(context, _address(out), len(out), _address(content), len(content))
+    length: int = functions.compress(context, address(out), len(out), address(content), len(content))
     return 0 if functions.is_error(length) else length
 
 
@@ -83,7 +84,7 @@ def lz4_into(content: memoryview, out: memoryview, *, acceleration: int) -> int:
         return 0
     out[:_LZ4_HEADER] = len(content).to_bytes(_LZ4_HEADER, "little")
     block = out[_LZ4_HEADER:]
-    length: int = function(_address(content), _address(block), len(content), len(block), acceleration)
+    length: int = function(address(content), address(block), len(content), len(block), acceleration)
     return length + _LZ4_HEADER if length > 0 else 0
 
 
@@ -117,9 +118,3 @@ def _lz4() -> Any | None:
 def _typed(function: Any, result: Any, *arguments: Any) -> Any:
     function.restype, function.argtypes = result, arguments
     return function
-
-
-def _address(buffer: memoryview) -> int:
-    array: Any = np.frombuffer(buffer, np.uint8)
-    address: int = array.ctypes.data
-    return address

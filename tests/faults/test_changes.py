@@ -16,8 +16,8 @@ from zarr.codecs import GzipCodec
 
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor
-from tests.faults.test_unfinished import FIRST, MAX_MEM, SECOND, SHAPE, stop_after
-from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot
+from tests.faults.test_unfinished import FIRST, MAX_MEM, SECOND, SHAPE
+from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot, stop_after
 
 STOPPED_AFTER = FIRST + 4
 

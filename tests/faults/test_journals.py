@@ -13,8 +13,8 @@ import zarr
 
 import rechunk_exec as rx
 from tests.faults.test_changes import STOPPED_AFTER, wanted
-from tests.faults.test_unfinished import FIRST, SECOND, SHAPE, stop_after
-from tests.jobs import ZarrArray, assert_exact, make_array, snapshot
+from tests.faults.test_unfinished import FIRST, SECOND, SHAPE
+from tests.jobs import ZarrArray, assert_exact, make_array, snapshot, stop_after
 
 TASKS = FIRST + SECOND
 HUGE = 10**30

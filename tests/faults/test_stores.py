@@ -86,8 +86,8 @@ def in_three_stages(store: FaultyStore, max_mem: str = "5kB", **options: Any) ->
 @pytest.mark.parametrize("sharded", [False, True])
 def test_every_third_request_fails_and_objects_show_late_in_three_stages(sharded: bool) -> None:
     content = MemoryStore({})
-    shards = {"chunks": (1, 30), "shards": (1, 120)} if sharded else {"chunks": (1, 120)}
-    make_array(content, (130, 120), name="source", **shards)  # type: ignore[arg-type]
+    shards: dict[str, Any] = {"chunks": (1, 30), "shards": (1, 120)} if sharded else {"chunks": (1, 120)}
+    make_array(content, (130, 120), name="source", **shards)
     store = FaultyStore(content, Faults(seed=13, fails=1 / 3, truncates=0.1, hides_s=0.05))
     with retry_policy(replace(QUICK, tries=30)):
         job = in_three_stages(store, "12kB" if sharded else "5kB", executor="serial")

@@ -13,8 +13,7 @@ import pytest
 import zarr
 
 import rechunk_exec as rx
-from rechunk_exec.results import Event
-from tests.jobs import ZarrArray, assert_exact, elements, make_array, stored_objects
+from tests.jobs import ZarrArray, assert_exact, elements, make_array, stop_after, stored_objects
 from tests.values import same_bits
 
 SHAPE, CHUNKS = (24, 24, 20), (24, 4, 4)
@@ -23,29 +22,11 @@ FIRST, SECOND = 18, 30
 """Tasks of the two stages within that."""
 
 
-class StopError(Exception):
-    """An end in the middle, on purpose."""
-
-
 def job(source: ZarrArray, folder: Path, mode: Any = "resume", **options: Any) -> rx.Rechunked:
     options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
     planned = rx.rechunk(source, CHUNKS, MAX_MEM, folder / "target", mode=mode, **options)
     assert [stage.tasks for stage in planned.plan.stages] == [FIRST, SECOND]
     return planned
-
-
-def stop_after(tasks: int, planned: rx.Rechunked) -> None:
-    """Run a job until so many tasks are done."""
-    done = []
-
-    def listen(event: Event) -> None:
-        if event.kind == "task":
-            done.append(event.index)
-            if len(done) == tasks:
-                raise StopError
-
-    with pytest.raises(StopError):
-        planned.execute(on_event=listen)
 
 
 @pytest.fixture
