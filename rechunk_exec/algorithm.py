@@ -142,7 +142,7 @@ def _ways(request: PlanRequest) -> list[Way]:
 def _beats_any_two(request: PlanRequest, direct: Stages) -> bool:
     """Whether one stage is as fast as two that read everything once and need no operations between them."""
     stage, cost = direct[0], request.cost
-    reads = math.prod(ceil_div(n, a) for n, a in zip(request.shape, request.read_unit, strict=True))
+    reads = math.prod(map(ceil_div, request.shape, request.fetch_unit))
     twice = (
         stage.nbytes / cost.decode_bps
         + stage.nbytes / cost.raw_write_bps

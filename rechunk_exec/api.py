@@ -260,7 +260,7 @@ def _finer(stored: storage.StoredArray) -> SourceLayout | None:
     unit = storage.finer_read_unit(stored)
     if unit is None:
         return None
-    return SourceLayout(chunk=stored.chunk, read_unit=unit, scratch=storage.read_scratch(stored, unit))
+    return SourceLayout(chunk=stored.chunk, read_unit=unit, together=True, scratch=storage.read_scratch(stored, unit))
 
 
 def verify(  # noqa: PLR0913 - what rechunk takes, and the sample

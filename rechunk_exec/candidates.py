@@ -17,12 +17,12 @@ How axes are combined is told in :mod:`rechunk_exec.combining`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rechunk_exec.combining import AxisOptions, cells_of
-from rechunk_exec.grid import axis_sums, ceil_div
+from rechunk_exec.grid import AxisSums, axis_sums, ceil_div
 from rechunk_exec.memory import BoolArray, IntArray
 
 _ENUMERATED = 2048
@@ -67,10 +67,10 @@ def region_sizes(n: int, read_unit: int, write_unit: int) -> IntArray:
     return np.unique(np.minimum(np.append(sizes, n), n))
 
 
-def direct_axis(n: int, read_unit: int, write_unit: int) -> AxisOptions:
-    """Options of one axis for one stage. Factors: region, elements read, units read, tasks."""
+def direct_axis(n: int, read_unit: int, write_unit: int, fetch_unit: int) -> AxisOptions:
+    """Options of one axis for one stage. Factors: region, elements read, fetches, tasks."""
     sizes = region_sizes(n, read_unit, write_unit)
-    sums = axis_sums(n, read_unit, sizes)
+    sums = _sums_of_source(n, read_unit, fetch_unit, sizes)
     # A longer region with as many tasks is only worth its memory if it reads less.
     smallest = np.unique(-sums.tasks, return_index=True)[1]
     of_count = np.searchsorted(-sums.tasks[smallest], -sums.tasks)
@@ -97,6 +97,8 @@ class StagedAxis:
     """Of the source, no longer than the axis."""
     write_unit: int
     """Of the target, no longer than the axis."""
+    fetch_unit: int
+    """What of the source one operation reads, at least the read unit."""
     most: tuple[float, ...]
     """For each stage, the longest region that the budget leaves, whatever is chosen on the other axes."""
 
@@ -189,10 +191,11 @@ def with_sums(axis: StagedAxis, sizes: IntArray, most: int = _COMPARED, *, every
 
     With ``every``, the columns are all there are.
 
-    Factors: the regions of the stages; for each stage elements read, units read and tasks; chunks of the intermediates.
+    Factors: the regions of the stages; for each stage elements read, fetches and tasks; chunks of the intermediates.
     """
     regions, chunks = sizes[0::2], sizes[1::2]
-    sums = [axis_sums(axis.n, unit, region) for unit, region in zip((axis.read_unit, *chunks), regions, strict=True)]
+    sums = [axis_sums(axis.n, unit, region) for unit, region in zip(chunks, regions[1:], strict=True)]
+    sums.insert(0, _sums_of_source(axis.n, axis.read_unit, axis.fetch_unit, regions[0]))
     factors = [*regions, *(column for one in sums for column in (one.elements, one.units, one.tasks))]
     factors += [-(-axis.n // chunk) for chunk in chunks]
     options = AxisOptions(sizes, np.stack([*map(np.float64, factors)]))
@@ -200,6 +203,12 @@ def with_sums(axis: StagedAxis, sizes: IntArray, most: int = _COMPARED, *, every
     few = _best_of_cells(options.take(np.flatnonzero(fits)), most)
     # A larger chunk has fewer pieces, but more scratch: where every size is tried, so that a smaller one may fit.
     return _undominated(few, few.sizes[1::2] if every else few.sizes[:0])
+
+
+def _sums_of_source(n: int, read_unit: int, fetch_unit: int, region: IntArray) -> AxisSums:
+    """Elements by read units, and in place of those units the fetches."""
+    sums = axis_sums(n, read_unit, region)
+    return sums if fetch_unit == read_unit else replace(sums, units=axis_sums(n, fetch_unit, region).units)
 
 
 def _best_of_cells(options: AxisOptions, most: int) -> AxisOptions:

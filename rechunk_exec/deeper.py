@@ -11,7 +11,7 @@ between g2 and g3 is two pairs of regions, as in a plan of two stages, that shar
 Example: rows of 100 x 100 to columns, along the first axis, with first regions of 1 to 10 rows: 1 row, joined in the
 second stage to 10, then to all 100:
 
->>> sizes = deeper_axis(StagedAxis(n=100, read_unit=1, write_unit=100, most=(10, 10, 100))).sizes
+>>> sizes = deeper_axis(StagedAxis(n=100, read_unit=1, write_unit=100, fetch_unit=1, most=(10, 10, 100))).sizes
 >>> [1, 1, 10, 10, 100] in sizes.T.tolist()
 True
 """
@@ -74,7 +74,8 @@ def _between(n: int, first: IntArray, last: IntArray, most: float) -> IntArray:
 
 def _pairs(axis: StagedAxis, before: IntArray, after: IntArray, write_unit: int) -> IntArray:
     """Columns of (region, chunk, region) with regions of these sizes."""
-    given = StagedAxis(n=axis.n, read_unit=1, write_unit=write_unit, most=(float(axis.n), float(axis.n)))
+    most = (float(axis.n), float(axis.n))
+    given = StagedAxis(n=axis.n, read_unit=1, write_unit=write_unit, fetch_unit=1, most=most)
     found = triples(given, before, after)
     return found[:, np.isin(found[0], before) & np.isin(found[2], after)]
 

@@ -7,6 +7,7 @@ regions, or few with large ones and more threads each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 
@@ -20,6 +21,8 @@ from rechunk_exec.plans import Plan
 from rechunk_exec.request import RAW_SHARD_WRITE, SHARDED_TEMP, Limits, PlanRequest, SourceLayout, TargetLayout
 
 _NEAR = 1.02
+_FRESH_BPS = 2e9
+"""Bytes per second at which a core gets memory that it did not have, where nobody measured it: in pages of 4 KiB."""
 _MOST_IN_FLIGHT = 16
 """Each holds a unit, on a thread."""
 
@@ -85,6 +88,7 @@ def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.Cost
 
 def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: WorkerShape, *, staged: bool) -> Plan:
     best: Plan | None = None
+    fastest = math.inf
     refusals: list[BudgetError] = []
     ways = [
         (source, tasks) for source in (layouts.source, layouts.finer) if source for tasks in _tasks_at_once(workers)
@@ -115,11 +119,22 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
             refusals.append(refusal)
             continue
         # From whole chunks to finer reads, from many tasks at once to one: what comes later must be worth it.
-        if best is None or candidate.predicted_s * _NEAR < best.predicted_s:
-            best = candidate
+        seconds = _seconds(candidate, request, workers)
+        if best is None or seconds * _NEAR < fastest:
+            best, fastest = candidate, seconds
     if best is None:
         raise nearest(refusals)
     return best
+
+
+def _seconds(candidate: Plan, request: PlanRequest, workers: WorkerShape) -> float:
+    """Seconds by which plans are compared that hold different regions: each worker first has to get the memory."""
+    regions = max(
+        min(stage.tasks, workers.workers * stage.tasks_per_worker) * math.prod(stage.region)
+        for stage in candidate.stages
+    )
+    fresh_bps = request.cost.fresh_bps or _FRESH_BPS * request.cost.cores
+    return candidate.predicted_s + regions * request.itemsize / fresh_bps
 
 
 def _units_in_flight(model: cost.CostModel, tasks_at_once: int) -> int:

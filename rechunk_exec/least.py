@@ -67,7 +67,7 @@ def _least_staged(request: PlanRequest) -> list[tuple[int, ...]] | None:
     """First region, chunk and second region of the two-stage plan that holds least."""
     axes = []
     for n, a, b in zip(request.shape, request.read_unit, request.write_unit, strict=True):
-        axes.append(least_staged_axis(StagedAxis(n=n, read_unit=a, write_unit=b, most=(n, n))))
+        axes.append(least_staged_axis(StagedAxis(n=n, read_unit=a, write_unit=b, fetch_unit=a, most=(n, n))))
     few = max(1, int(_MOST_LEAST ** (1 / max(1, len(axes)))))
     choices = [options.sizes.T.tolist()[:few] for options in axes]
     least = None

@@ -9,7 +9,7 @@ from typing import SupportsIndex, TypeAlias
 
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import PlanError
-from rechunk_exec.grid import ceil_div, clip
+from rechunk_exec.grid import ceil_div, clip, units_touched
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, StageMemory, WriteScratch
 from rechunk_exec.sizes import parse_bytes
 
@@ -33,6 +33,8 @@ class SourceLayout:
     chunk: tuple[int, ...]
     read_unit: tuple[int, ...] | None = None
     """The smallest box that is decoded on its own, where that is less than the chunk."""
+    together: bool = False
+    """Whether all units of a chunk that a task needs are fetched in one operation, as far as its time goes."""
     scratch: ReadScratch = field(default_factory=ReadScratch)
 
     @property
@@ -179,9 +181,18 @@ class PlanRequest(Limits):
         return clip(self.source.unit, self.shape)
 
     @property
+    def fetch_unit(self) -> tuple[int, ...]:
+        """The box within which a task reads the source in one operation, clipped to the array."""
+        return clip(self.source.chunk if self.source.together else self.source.unit, self.shape)
+
+    @property
     def write_unit(self) -> tuple[int, ...]:
         """The target's unit, clipped to the array."""
         return clip(self.target.unit, self.shape)
+
+    def fetches(self, region: tuple[int, ...]) -> int:
+        """Operations in which tasks with this region read the source."""
+        return math.prod(map(units_touched, self.shape, self.fetch_unit, region))
 
     @property
     def nbytes(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rechunk_exec.candidates import StagedAxis, direct_axis, is_short, staged_axis
 from rechunk_exec.combining import AxisOptions, Bounds, combine
-from rechunk_exec.cost import StageWork
+from rechunk_exec.cost import SOURCE, StageWork
 from rechunk_exec.deeper import deeper_axis
 from rechunk_exec.grid import ceil_div, clip
 from rechunk_exec.memory import StageMemory
@@ -84,7 +84,7 @@ def least_seconds(request: PlanRequest, way: Way) -> float:
     """Seconds that no plan of this way is below: everything is read once, in regions as large as the whole budget."""
     cost = request.cost
     again = len(way.sharded)
-    reads = math.prod(ceil_div(n, a) for n, a in zip(request.shape, request.read_unit, strict=True))
+    reads = math.prod(map(ceil_div, request.shape, request.fetch_unit))
     regions = ceil_div(request.nbytes, request.task_budget)
     seconds = _always(request, way) + request.nbytes / cost.decode_bps + request.nbytes / cost.raw_read_bps * again
     return seconds + (reads + 2 * again * regions) * cost.operation_s / cost.in_flight
@@ -177,10 +177,11 @@ def unchecked_stage(
         predicted_s=0.0,
     )
     slowdown, waiting = request.slowdowns(threads)
+    reads = request.fetches(stage.region) if source == SOURCE else stage.read_units
     work = StageWork(
         decoded_bytes=stage.elements_read * stage.itemsize,
         written_bytes=stage.nbytes,
-        operations=stage.operations,
+        operations=reads + stage.write_units,
         source=source,
         target=target,
         slowdown=slowdown,
@@ -193,17 +194,17 @@ def unchecked_stage(
 
 def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:
     limits = _limits(request, way)
-    sizes = list(zip(request.shape, request.read_unit, request.write_unit, strict=True))
-    least = tuple(1 if is_short(n, b, way.stages) else a for n, a, b in sizes)
+    sizes = list(zip(request.shape, request.read_unit, request.write_unit, request.fetch_unit, strict=True))
+    least = tuple(1 if is_short(n, b, way.stages) else a for n, a, b, _ in sizes)
     axes = []
-    for axis, (n, a, b) in enumerate(sizes):
+    for axis, (n, a, b, fetch) in enumerate(sizes):
         if way == DIRECT:
-            axes.append(direct_axis(n, a, b))
+            axes.append(direct_axis(n, a, b, fetch))
             continue
         # where every size is tried, a first region may be less than a read unit
         first = limits[0] / _others(least, axis)
         last = limits[-1] / _others(request.write_unit, axis)
-        given = StagedAxis(n=n, read_unit=a, write_unit=b, most=(first, *limits[1:-1], last))
+        given = StagedAxis(n=n, read_unit=a, write_unit=b, fetch_unit=fetch, most=(first, *limits[1:-1], last))
         axes.append(staged_axis(given) if way.stages == 2 else deeper_axis(given))
     return axes
 

@@ -213,12 +213,12 @@ class Probe:
         stages = self.subject.plan.stages
         first, last = stages[0], stages[-1]
         phases = self._phases
-        phases["decode"].operations = (
-            phases["decode"].nbytes / (first.elements_read * first.itemsize) * first.read_units
-        )
+        reads = [stage.read_units for stage in stages]
+        reads[0] = self.subject.fetches
+        phases["decode"].operations = phases["decode"].nbytes / (first.elements_read * first.itemsize) * reads[0]
         phases["encode"].operations = phases["encode"].nbytes / last.nbytes * last.write_units
-        reads, writes = sum(stage.read_units for stage in stages), sum(stage.write_units for stage in stages)
-        each_s = (reads * operations.read_s + writes * operations.write_s) / (reads + writes)
+        writes = sum(stage.write_units for stage in stages)
+        each_s = (sum(reads) * operations.read_s + writes * operations.write_s) / (sum(reads) + writes)
         # What small operations took is a guess at their part of a phase: so much that nothing is left, it cannot be.
         each_s = min([each_s, *(phase.most_each_s for phase in phases.values() if phase.operations)])
         rates = {name: _figures(phase.rate(each_s)) for name, phase in phases.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from rechunk_exec import storage
@@ -11,6 +12,7 @@ from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
 from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.fitting import Layouts, plan_for_workers
+from rechunk_exec.grid import clip, units_touched
 from rechunk_exec.naming import Options, Wanted, job_places, source_ref
 from rechunk_exec.plans import Plan
 from rechunk_exec.request import RAW_SHARD_WRITE, SourceLayout, TargetLayout
@@ -55,6 +57,12 @@ class Subject:
         ends = [self.source] if self.target is None else [self.source, self.target]
         return any(storage.local_path(end) is None for end in ends)
 
+    @property
+    def fetches(self) -> int:
+        """Operations in which the plan reads the source: those for the units of one chunk are one."""
+        first = self.plan.stages[0]
+        return prod(map(units_touched, first.shape, clip(self.stored.chunk, first.shape), first.region))
+
 
 def subject_of(wishes: Wishes, *, max_mem: int, cores: int) -> Subject:
     """Return what is to be measured for a copy; see :func:`rechunk_exec.measuring.measure`."""
@@ -97,7 +105,7 @@ def subject_of(wishes: Wishes, *, max_mem: int, cores: int) -> Subject:
     beside = temp if temp is not None else target
     form = storage.temp_form(stored, {}, beside)
     unit = storage.finer_read_unit(stored)
-    layout = SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored))
+    layout = SourceLayout(chunk=stored.chunk, together=True, scratch=storage.read_scratch(stored))
     finer = None if unit is None else replace(layout, read_unit=unit, scratch=storage.read_scratch(stored, unit))
     layouts = Layouts(
         shape=stored.shape,
