@@ -105,10 +105,10 @@ def remove_moved_aside(ref: ArrayRef) -> None:
 
 def _remove_folder(folder: Path) -> None:
     """Remove a folder, its files several at a time: giving back the pages of large ones takes the system a while."""
-    files = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
+    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
     with ThreadPoolExecutor(_REMOVERS) as pool:
         while some := tuple(itertools.islice(files, _FILES_AT_ONCE)):
-            for _ in pool.map(os.unlink, some):
+            for _ in pool.map(Path.unlink, some):
                 pass
     shutil.rmtree(folder)
 

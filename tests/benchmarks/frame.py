@@ -62,7 +62,7 @@ def main() -> None:
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     for layout in ("blocks", "epochs") if options.layout == "both" else [options.layout]:
-        codec = ZstdCodec(level=3) if layout == "staged" else compressor()
+        codec = ZstdCodec(level=3) if layout == "staged" else None
         make_cube(options.folder / f"{layout}.zarr", LAYOUTS[layout], codec)
         compare(options, layout)
 
@@ -254,7 +254,8 @@ def compressor() -> BloscCodec:
     return BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle", typesize=4)
 
 
-def make_cube(path: Path, chunks: tuple[int, ...], codec: BloscCodec | ZstdCodec) -> None:
+def make_cube(path: Path, chunks: tuple[int, ...], codec: ZstdCodec | None = None) -> None:
+    """Write the cube, in Blosc if nothing else is given, unless it is there."""
     if path.exists():
         return
     array = zarr.create_array(
@@ -263,7 +264,7 @@ def make_cube(path: Path, chunks: tuple[int, ...], codec: BloscCodec | ZstdCodec
         chunks=chunks,
         dtype="f4",
         fill_value=np.nan,
-        compressors=codec,
+        compressors=codec or compressor(),
         dimension_names=["time", "y", "x"],
         overwrite=True,
     )
