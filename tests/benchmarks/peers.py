@@ -132,7 +132,7 @@ def cache_bytes(layout: str, columns: int) -> int:
 def make_sources(folder: Path, layout: str) -> dict[str, Path]:
     """Make the cube, and the same chunks under other metadata: hard links cost nothing."""
     array, group, v2 = (folder / f"{layout}{kind}.zarr" for kind in ("", "-group", "-v2"))
-    make_cube(array, LAYOUTS[layout])
+    make_cube(folder, layout)
     if not group.exists():
         zarr.create_group(group)
         shutil.copytree(array, group / "layer", copy_function=os.link)
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("frame-benchmark"), help="for the cubes and results")
     parser.add_argument("--environments", type=Path, default=default_folder(), help="for the peers' environments")
     parser.add_argument("--prepare", action="store_true", help="make all environments, and stop")
-    parser.add_argument("--layout", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--layout", nargs="+", choices=("blocks", "epochs"), default=["blocks", "epochs"])
     parser.add_argument("--max-mem", nargs="+", default=["2GB", "600MB"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit-minutes", type=float, default=10.0, help="of one run")
