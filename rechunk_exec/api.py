@@ -20,12 +20,13 @@ from rechunk_exec.cost import CostModel, resolve
 from rechunk_exec.digest import work_bytes
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
-from rechunk_exec.fitting import Layouts, plan_for_workers
+from rechunk_exec.fitting import plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
+from rechunk_exec.layouts import layouts_of
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
 from rechunk_exec.plans import Plan
 from rechunk_exec.preparation import Undertaking
-from rechunk_exec.request import RAW_SHARD_WRITE, Limits, SourceLayout, TargetLayout
+from rechunk_exec.request import Limits
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan, refuse_past_limits
 from rechunk_exec.sizes import parse_bytes
 from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
@@ -158,11 +159,10 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     stored = storage.open_array(places.source, read_only=True)
     refuse_unfinished_source(places.source)
     names = storage.dimension_names(stored)
-    itemsize = stored.dtype.itemsize
     chunk = resolve_chunks(
         target_chunks,
         shape=stored.shape,
-        itemsize=itemsize,
+        itemsize=stored.dtype.itemsize,
         current=stored.chunk,
         names=names,
         target_bytes=None if target_bytes is None else parse_bytes(target_bytes, name="target_bytes"),
@@ -195,20 +195,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         ),
         temp_codecs=temp.codecs,
     )
-    layouts = Layouts(
-        shape=stored.shape,
-        itemsize=itemsize,
-        source=SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored)),
-        has_temp_place=places.temp is not None,
-        finer=_finer(stored),
-        limits=limits,
-        sharded_temp=temp.pieces is not None,
-        shard_scratch=temp.pieces or RAW_SHARD_WRITE,
-        temp_reading=temp.reading,
-        temp_writing=temp.writing,
-        compressed_temp=bool(temp.codecs),
-        target=TargetLayout(chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, places.target)),
-    )
+    layouts = layouts_of(stored, design, wishes, target=places.target, temp=temp)
+    layouts = replace(layouts, limits=limits, has_temp_place=places.temp is not None)
     if verify:
         layouts = layouts.worked_in(work_bytes(stored.dtype))
     try:
@@ -254,13 +242,6 @@ def _passes_disk(plan: Plan, temp: ArrayRef | None) -> bool:
         return False
     free = storage.free_bytes(temp)
     return free is not None and free < plan.temp_bytes
-
-
-def _finer(stored: storage.StoredArray) -> SourceLayout | None:
-    unit = storage.finer_read_unit(stored)
-    if unit is None:
-        return None
-    return SourceLayout(chunk=stored.chunk, read_unit=unit, together=True, scratch=storage.read_scratch(stored, unit))
 
 
 def verify(  # noqa: PLR0913 - what rechunk takes, and the sample

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,11 +11,11 @@ from rechunk_exec import storage
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
 from rechunk_exec.executors.base import WorkerShape
-from rechunk_exec.fitting import Layouts, plan_for_workers
+from rechunk_exec.fitting import plan_for_workers
 from rechunk_exec.grid import clip, units_touched
+from rechunk_exec.layouts import layouts_of
 from rechunk_exec.naming import Options, Wanted, job_places, source_ref
 from rechunk_exec.plans import Plan
-from rechunk_exec.request import RAW_SHARD_WRITE, SourceLayout, TargetLayout
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -93,34 +93,15 @@ def subject_of(wishes: Wishes, *, max_mem: int, cores: int) -> Subject:
         target_bytes=None,
     )
     shard = resolve_shards(wishes.target_shards, shape=stored.shape, chunk=chunk, names=names)
-    design = storage.design_target(
-        stored,
-        storage.TargetWishes(
-            chunk=chunk,
-            shard=shard,
-            zarr_format=stored.metadata.zarr_format if wishes.zarr_format is None else wishes.zarr_format,
-            options=wishes.target_options or {},
-        ),
+    wanted = storage.TargetWishes(
+        chunk=chunk,
+        shard=shard,
+        zarr_format=stored.metadata.zarr_format if wishes.zarr_format is None else wishes.zarr_format,
+        options=wishes.target_options or {},
     )
-    beside = temp if temp is not None else target
-    form = storage.temp_form(stored, {}, beside)
-    unit = storage.finer_read_unit(stored)
-    layout = SourceLayout(chunk=stored.chunk, together=True, scratch=storage.read_scratch(stored))
-    finer = None if unit is None else replace(layout, read_unit=unit, scratch=storage.read_scratch(stored, unit))
-    layouts = Layouts(
-        shape=stored.shape,
-        itemsize=stored.dtype.itemsize,
-        source=layout,
-        finer=finer,
-        target=TargetLayout(
-            chunk=chunk, shard=shard, scratch=storage.write_scratch(design.like, source if target is None else target)
-        ),
-        has_temp_place=True,
-        sharded_temp=form.pieces is not None,
-        shard_scratch=form.pieces or RAW_SHARD_WRITE,
-        temp_reading=form.reading,
-        temp_writing=form.writing,
-    )
+    design = storage.design_target(stored, wanted)
+    form = storage.temp_form(stored, {}, temp if temp is not None else target)
+    layouts = layouts_of(stored, design, wanted, target=source if target is None else target, temp=form)
     ends = [source, *([] if target is None else [target])]
     remote = any(storage.local_path(end) is None for end in ends)
     preset = (CostModel.object() if remote else CostModel.local()).scaled(cores)
