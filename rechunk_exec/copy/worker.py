@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,6 +41,8 @@ from rechunk_exec.tasks import ArrayRef, CopyTask
 _OPEN_PAIRS_KEPT = 8
 _SLABS = 4
 """Parts of a region, for each thread, whose digests are computed apart: none waits long for another."""
+_UNITS_EXPECTED, _BYTES_EXPECTED = 4, 1 << 26
+"""How much a disk is told of ahead for each thread: of small units the first bound, of large ones the second."""
 _SMALL_BYTES = 1 << 20
 """A region that takes less time to copy than threads take to begin: about a millisecond."""
 _TRIMMED_FROM = 4_000_000
@@ -201,7 +203,7 @@ class Worker:
 
         with self._region(task, pair) as region, self._scratches.borrow(task.threads) as scratches:
             helpers = None if _is_alone(task, region) else self._helpers
-            drain(pair.reader.units(region), read, scratches, helpers)
+            drain(_expected(pair.reader, region, len(scratches)), read, scratches, helpers)
             if tally.absent:
                 pair.reader.refuse_vanished()
             for scratch in scratches:
@@ -240,6 +242,18 @@ class Worker:
         spare_bytes = max(0, task.predicted_bytes - nbytes) // task.threads
         with self._regions.borrow(nbytes) as memory:
             yield Region(task.start, task.stop, elements_on(memory, shape, stored.dtype), spare_bytes)
+
+
+def _expected(reader: UnitReader, region: Region, threads: int) -> Iterator[Any]:
+    """Yield a region's units, and say of each some time before that it will be read: meanwhile others are decoded."""
+    ahead = max(1, min(_UNITS_EXPECTED, _BYTES_EXPECTED // max(1, reader.stored.chunk_bytes)))
+    told: deque[Any] = deque()
+    for unit in reader.units(region):
+        reader.expect(unit, region)
+        told.append(unit)
+        if len(told) > threads * ahead:
+            yield told.popleft()
+    yield from told
 
 
 def _is_alone(task: CopyTask, region: Region) -> bool:

@@ -136,6 +136,9 @@ class UnitReader(ABC):
                 permanent=True,
             )
 
+    def expect(self, unit: Any, region: Region) -> None:  # noqa: B027 - a hint, which few can use
+        """Say that :meth:`read` will be called for a unit: a disk may begin to read it."""
+
     @abstractmethod
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy what a unit and the region have in common into the region."""

@@ -8,6 +8,7 @@ it, so that it is one run of the chunk's bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from itertools import product
@@ -21,7 +22,7 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, bytes_of
 from rechunk_exec.storage.bloscframe import HEADER_BYTES, BloscFrame, PartReading, decode_span, frame_head, open_frame
 from rechunk_exec.storage.chunkcodec import BloscBytes
-from rechunk_exec.storage.direct import ALL_FILL, DirectReader, Located, marks_fill
+from rechunk_exec.storage.direct import ALL_FILL, EXPECTED_FROM, DirectReader, Located, marks_fill
 from rechunk_exec.storage.kept import Kept
 from rechunk_exec.storage.objectbase import Objects, fresh
 from rechunk_exec.storage.ranges import FILE_GAP_BYTES, STORE_GAP_BYTES
@@ -116,6 +117,24 @@ class BandReader(DirectReader):
         self.piece_rows = max(1, self.piece_bytes // self.row_bytes)
         self.rows_bytes = -(-self.piece_rows * self.row_bytes // _ALIGNMENT) * _ALIGNMENT
         self._frame: Kept[Located, BloscFrame | _Chunk] = Kept(_Frames(stored, objects), _size_of)
+
+    def expect(self, unit: Any, region: Region) -> None:
+        within = region.overlap(*self.unit_box(unit))[1]
+        rows = within[self.axis]
+        if not self.objects.streams or (rows.stop - rows.start) * self.row_bytes < EXPECTED_FROM:
+            return
+        place = frame = None
+        with suppress(StorageError):  # reading tells, and names the chunk
+            place = self.locate(unit)
+        if place is not None:
+            frame = self._frame.known(place)
+        if place is None or frame is None:  # which bytes are needed is known once the frame's table has been read
+            return
+        for lead in product(*(range(part.start, part.stop) for part in within[: self.axis])):
+            first = self._row(lead)
+            span = (first + rows.start) * self.row_bytes, (first + rows.stop) * self.row_bytes
+            low, high = span if isinstance(frame, _Chunk) else frame.stored_span(span)
+            self.objects.expect(place.key, place.start + low, high - low)
 
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""

@@ -54,6 +54,13 @@ class BloscFrame:
         """Return the decoded bytes, from and to, that blocks ``first`` up to ``last`` hold."""
         return first * self.block_bytes, min(last * self.block_bytes, self.nbytes)
 
+    def stored_span(self, span: tuple[int, int]) -> tuple[int, int]:
+        """Return stored bytes, from and to, among which all are that decoded bytes ``span``, at least one, need."""
+        if self.starts is None or self.ends is None:
+            return span[0] + HEADER_BYTES, span[1] + HEADER_BYTES
+        blocks = slice(span[0] // self.block_bytes, -(-span[1] // self.block_bytes))
+        return int(self.starts[blocks].min()), int(self.ends[blocks].max())
+
 
 def frame_head(header: bytes, nbytes: int) -> tuple[int, int] | None:
     """Return the block size and the size of header and table, or None if the frame is not one that can be cut.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from math import prod
@@ -34,6 +34,8 @@ from rechunk_exec.storage.stored import StoredArray
 
 Entries: TypeAlias = NDArray[np.uint64]
 """The index of a shard, of shape ``(*grid_shape, 2)``: an offset and a length for each chunk."""
+EXPECTED_FROM = 1 << 18
+"""Raw bytes of a read below which the disk is as quick to read as to be told."""
 COMPARED_BYTES = 1 << 16
 """What is compared with the fill value at once."""
 
@@ -75,6 +77,13 @@ class DirectReader(UnitReader):
             region.part(low, high)[...] = self.stored.absent
             return Moved(self.bytes_in(low, high), 0)
         return Moved(self.bytes_in(low, high), len(content))
+
+    def expect(self, unit: Any, region: Region) -> None:
+        if self.objects.streams and self.chunk_bytes >= EXPECTED_FROM:
+            with suppress(StorageError):  # reading tells, and names the chunk
+                place = self.locate(unit)
+                if place is not None:
+                    self.objects.expect(place.key, place.start, place.length)
 
     def settle(self, content: memoryview, low: Index, region: Region, scratch: Scratch) -> None:
         """Decode the chunk that begins at ``low`` from its stored bytes, as far as it lies in the region."""

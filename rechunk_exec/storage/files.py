@@ -27,6 +27,7 @@ PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
 T = TypeVar("T")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC
+_CAN_EXPECT = hasattr(os, "posix_fadvise")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -86,6 +87,17 @@ class LocalObjects(Objects):
             return buffer
         finally:
             os.close(descriptor)
+
+    def expect(self, key: str, start: int, length: int | None) -> None:
+        if not _CAN_EXPECT:
+            return
+        path, folder = self.locate(key)
+        with suppress(OSError):
+            descriptor = os.open(path, _READ, dir_fd=folder)
+            try:
+                os.posix_fadvise(descriptor, start, length or 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
 
     def _is_link(self, key: str) -> bool:
         path, folder = self.locate(key)

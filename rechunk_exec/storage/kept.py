@@ -63,6 +63,11 @@ class Kept(Generic[Key, Value]):
                     self._turns.pop(key, None)
         return value
 
+    def known(self, key: Key) -> Value | None:
+        """Return the value of a key if it is kept."""
+        with self._lock:
+            return self._values.get(key)
+
     def _keep(self, key: Key, value: Value) -> None:
         self._values[key] = value
         self._bytes += self._size(value) + _EACH_BYTES

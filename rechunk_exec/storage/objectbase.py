@@ -119,6 +119,9 @@ class Objects(ABC):
 
         return self.requests.make(request, "read", self.name(key))
 
+    def expect(self, key: str, start: int, length: int | None) -> None:  # noqa: B027 - a hint, which few can use
+        """Say that these bytes of an object will be read: a disk may begin. Where that fails, reading tells."""
+
     def holds_array(self) -> bool:
         """Whether the metadata of an array, or of a group, are there."""
         return any(self.read(name) is not None for name in ARRAY_DOCUMENTS)

@@ -18,6 +18,7 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.bodies import buffer_for, is_s3fs
 from rechunk_exec.storage.failures import ShortAnswerError
 from rechunk_exec.storage.files import PARTIAL_NAME, LocalObjects
+from rechunk_exec.storage.growing import GrowingBytes
 from rechunk_exec.storage.objectbase import ARRAY_DOCUMENTS, Allocate, Objects, ObjectWriter, Use
 from rechunk_exec.storage.retry import Requests
 
@@ -138,36 +139,31 @@ class StoreObjects(Objects):
 class _StoreWriter(ObjectWriter):
     def __init__(self, objects: StoreObjects, key: str) -> None:
         self.objects, self.key = objects, key
-        self.content = bytearray()
+        self.content = GrowingBytes()
         self.end: int | None = None
         self.lock = threading.Lock()
 
     def append(self, part: bytes | memoryview) -> int:
         with self.lock:
-            offset = len(self.content)
-            self.content += part
-        return offset
+            return self.content.add(part)
 
     def place(self, part: bytes | memoryview, offset: int) -> None:
         with self.lock:
-            self.content[offset : offset + len(part)] = part
+            self.content.put(part, offset)
 
     def reserve(self, size: int) -> int:
         with self.lock:
-            offset = len(self.content)
-            # The first bytes are not zeroed by hand: the system gives them so, page by page as they are used.
-            self.content = self.content + bytearray(size) if offset else bytearray(size)
-        return offset
+            return self.content.reserve(size)
 
     def memory(self) -> memoryview | None:
-        return memoryview(self.content)
+        return self.content.view()
 
     def shorten(self, size: int) -> None:
         self.end = size  # views of the memory may still be held, so it stays as it is
 
     def commit(self) -> int:
-        content = memoryview(self.content)[: self.end]
-        self.content = bytearray()
+        content = self.content.view()[: self.end]
+        self.content.clear()
         size = len(content)
         value = buffer_for(self.objects.store, content)
         name = self.objects.name(self.key)
@@ -175,4 +171,4 @@ class _StoreWriter(ObjectWriter):
         return size
 
     def abort(self) -> None:
-        self.content = bytearray()
+        self.content.clear()

@@ -104,6 +104,10 @@ class ShardReader(DirectReader):
         """Return the key of the shard."""
         return super().object_of(unit.touched.low if isinstance(unit, Group) else unit)
 
+    def expect(self, unit: Any, region: Region) -> None:
+        if not isinstance(unit, Group):  # small chunks, that are read some at a time
+            super().expect(unit, region)
+
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of a chunk, or of some chunks of one shard, that lies in ``region`` into it."""
         if not isinstance(unit, Group):
