@@ -19,7 +19,6 @@ from zarr.storage import FsspecStore, MemoryStore, ObjectStore, ZipStore
 import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.executors import ProcessesExecutor
-from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.storage import array_ref, finer_read_unit, open_array, open_reader
 from rechunk_exec.storage.objects import objects_of
 from rechunk_exec.storage.stores import open_store
@@ -51,31 +50,10 @@ def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rech
     return job
 
 
-@pytest.fixture(scope="module")
-def addressed(s3_server: str) -> Iterator[None]:
-    """The environment that all buckets share, for workers that serve several tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in Bucket.at(s3_server).environment.items():
-            patch.setenv(name, value)
-        yield
-
-
-@pytest.fixture(scope="module")
-def processes(addressed: None) -> Iterator[ProcessesExecutor]:
-    with ProcessesExecutor(2) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def dask(addressed: None) -> Iterator[DaskExecutor]:
-    needed_module("distributed")
-    with DaskExecutor(workers=2) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def executor(request: pytest.FixtureRequest, s3: Bucket) -> Any:
-    return request.getfixturevalue(request.param) if request.param in ("processes", "dask") else request.param
+    shared = {"processes": "s3_processes", "dask": "s3_dask"}.get(request.param)
+    return request.param if shared is None else request.getfixturevalue(shared)
 
 
 EVERYWHERE = pytest.mark.parametrize("executor", ["serial", "threads", "processes", "dask"], indirect=True)
@@ -242,10 +220,12 @@ def test_obstore_as_source_intermediate_and_target(s3: Bucket) -> None:
     assert {key.split("/")[0] for key in s3.contents()} == {"source", "target", "zarr.json"}
 
 
-def test_obstore_in_processes_takes_credentials_from_the_environment(s3: Bucket, processes: ProcessesExecutor) -> None:
+def test_obstore_in_processes_takes_credentials_from_the_environment(
+    s3: Bucket, s3_processes: ProcessesExecutor
+) -> None:
     store = obstore_at(s3)
     source = make_array(store, SHAPE, EPOCHS, name="source")
-    run(source, zarr.storage.StorePath(store, "target"), executor=processes)
+    run(source, zarr.storage.StorePath(store, "target"), executor=s3_processes)
 
 
 def live_stores_with_secrets(s3: Bucket) -> Iterator[Any]:
@@ -359,7 +339,7 @@ def web(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("layout", ["zstd", "blosc", "raw", "shards", "format 2"])
-def test_http_is_a_source(web: str, layout: str, tmp_path: Path, processes: ProcessesExecutor) -> None:
+def test_http_is_a_source(web: str, layout: str, tmp_path: Path, s3_processes: ProcessesExecutor) -> None:
     options: dict[str, dict[str, Any]] = {
         "zstd": {},
         "blosc": {"compressors": zarr.codecs.BloscCodec(cname="lz4")},
@@ -368,7 +348,7 @@ def test_http_is_a_source(web: str, layout: str, tmp_path: Path, processes: Proc
         "format 2": {"zarr_format": 2},
     }
     source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS, **options[layout])
-    for number, executor in enumerate(("threads", processes)):
+    for number, executor in enumerate(("threads", s3_processes)):
         job = rx.rechunk(
             f"{web}/a.zarr", SERIES, "1MB", tmp_path / f"t{number}.zarr", executor=executor, progress=False
         )
