@@ -85,7 +85,7 @@ def _box_of_each_element(shape: Shape, size: Shape) -> NDArray[np.int64]:
     """The number of the box that each element lies in, where boxes of one size fill the array."""
     numbers = np.zeros(shape, np.int64)
     for axis, (n, length) in enumerate(zip(shape, size, strict=True)):
-        places = np.array([element // length for element in range(n)])
+        places = np.array([element // length for element in range(n)], np.int64)
         numbers = numbers * (n + 1) + places.reshape([-1 if other == axis else 1 for other in range(len(shape))])
     return numbers.ravel()
 
