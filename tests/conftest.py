@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rechunk_exec.executors import DaskExecutor, ProcessesExecutor
 from tests.s3 import Bucket, running_server
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -80,6 +81,30 @@ def s3_server() -> Iterator[str]:
         needed_module(package)
     with running_server() as address:
         yield address
+
+
+@pytest.fixture(scope="module")
+def s3_environment(s3_server: str) -> Iterator[None]:
+    """The environment that all buckets share, for workers that serve several tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in Bucket.at(s3_server).environment.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def s3_processes(s3_environment: None) -> Iterator[ProcessesExecutor]:
+    """Two processes that reach any bucket, for all tests of a module."""
+    with ProcessesExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def s3_dask(s3_environment: None) -> Iterator[DaskExecutor]:
+    """Two workers of a cluster that reach any bucket, for all tests of a module."""
+    needed_module("distributed")
+    with DaskExecutor(workers=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rechunk_exec.combining import AxisOptions
 from rechunk_exec.memory import ReadScratch, StageMemory, WriteScratch
@@ -16,6 +19,8 @@ from rechunk_exec.search import DIRECT, stages_of
 from rechunk_exec.weighing import Rows, Stages, Way, weigh
 
 Shape = tuple[int, ...]
+
+# Counting element by element is slow, and searches ask for the same axis again and again: what was counted is kept.
 
 
 def tasks_of_axis(n: int, region: int) -> list[range]:
@@ -33,40 +38,61 @@ def touched_by_axis(n: int, unit: int, region: int) -> list[set[int]]:
     return [{element // unit for element in task} for task in tasks_of_axis(n, region)]
 
 
+@cache
 def units_touched(n: int, unit: int, region: int) -> int:
     return sum(len(units) for units in touched_by_axis(n, unit, region))
 
 
+@cache
 def elements_touched(n: int, unit: int, region: int) -> int:
     length = Counter(element // unit for element in range(n))
     return sum(length[number] for units in touched_by_axis(n, unit, region) for number in units)
 
 
+@cache
 def most_units(n: int, unit: int, region: int) -> int:
     return max((len(units) for units in touched_by_axis(n, unit, region)), default=0)
 
 
-def stage_counts(shape: Shape, read_unit: Shape, write_unit: Shape, region: Shape) -> dict[str, int]:
-    """Counts of a stage, by going through its tasks and their elements."""
-    counts: Counter[str] = Counter(tasks=0, read_units=0, elements_read=0, write_units=0, elements_written=0)
-    sizes: Counter[Shape] = Counter()
-    for element in itertools.product(*map(range, shape)):
-        sizes[tuple(e // u for e, u in zip(element, read_unit, strict=True))] += 1
-    writers: dict[Shape, set[Shape]] = {}
-    axes = [tasks_of_axis(n, g) for n, g in zip(shape, region, strict=True)]
-    for task in itertools.product(*axes):
-        read = set()
-        for element in itertools.product(*task):
-            read.add(tuple(e // u for e, u in zip(element, read_unit, strict=True)))
-            unit = tuple(e // u for e, u in zip(element, write_unit, strict=True))
-            writers.setdefault(unit, set()).add(tuple(axis.start for axis in task))
-            counts["elements_written"] += 1
-        counts["tasks"] += 1
-        counts["read_units"] += len(read)
-        counts["elements_read"] += sum(sizes[unit] for unit in read)
-    counts["write_units"] = sum(len(tasks) for tasks in writers.values())
-    assert all(len(tasks) == 1 for tasks in writers.values()), "two tasks write one unit"
-    return dict(counts)
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a stage's tasks read and write; a unit counts once for each task that touches it."""
+
+    tasks: int
+    read_units: int
+    elements_read: int
+    write_units: int
+    elements_written: int
+
+
+@cache
+def stage_counts(shape: Shape, read_unit: Shape, write_unit: Shape, region: Shape) -> Counts:
+    """Counts of a stage, by asking of each element which task copies it and which units it lies in."""
+    task, read, written = (_box_of_each_element(shape, size) for size in (region, read_unit, write_unit))
+    sizes = np.bincount(read)
+    reads, writes = _pairs(task, read), _pairs(task, written)
+    assert len(writes) == len(np.unique(written)), "two tasks write one unit"
+    return Counts(
+        tasks=len(np.unique(task)),
+        read_units=len(reads),
+        elements_read=int(sizes[reads[:, 1]].sum()),
+        write_units=len(writes),
+        elements_written=len(task),
+    )
+
+
+def _box_of_each_element(shape: Shape, size: Shape) -> NDArray[np.int64]:
+    """The number of the box that each element lies in, where boxes of one size fill the array."""
+    numbers = np.zeros(shape, np.int64)
+    for axis, (n, length) in enumerate(zip(shape, size, strict=True)):
+        places = np.array([element // length for element in range(n)], np.int64)
+        numbers = numbers * (n + 1) + places.reshape([-1 if other == axis else 1 for other in range(len(shape))])
+    return numbers.ravel()
+
+
+def _pairs(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The different pairs of two numbers of the same element."""
+    return np.unique(np.stack([one, other], axis=1), axis=0)
 
 
 def beside(unit: Shape, region: Shape, shape: Shape) -> int:

@@ -69,11 +69,11 @@ def check(request: PlanRequest, planned: Plan) -> None:
     for stage in planned.stages:
         counts = oracles.stage_counts(stage.shape, stage.read_unit, stage.write_unit, stage.region)
         assert (stage.tasks, stage.read_units, stage.write_units, stage.elements_read, stage.elements) == (
-            counts["tasks"],
-            counts["read_units"],
-            counts["write_units"],
-            counts["elements_read"],
-            counts["elements_written"],
+            counts.tasks,
+            counts.read_units,
+            counts.write_units,
+            counts.elements_read,
+            counts.elements_written,
         )
         at_once = min(request.tasks_per_worker, stage.tasks)
         region_bytes = math.prod(stage.region) * stage.itemsize

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,21 @@ def frame(tmp_path: Path) -> Path:
     return path
 
 
-def run(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the program and check its exit code."""
+def run_process(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program as people do, in a process of its own, and check its exit code."""
     command = [sys.executable, "-m", "rechunk_exec", *map(str, words)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def run(*words: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program in this process, which is quicker, and check its exit code."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors):
+        returned = main([str(word) for word in words])
+    done = subprocess.CompletedProcess(words, returned, output.getvalue(), errors.getvalue())
+    assert returned == code, f"exit code {returned}\n{done.stdout}\n{done.stderr}"
     return done
 
 
@@ -57,7 +69,7 @@ def assert_same_bits(path: Path) -> None:
 
 @pytest.mark.parametrize("executor", ["serial", "threads", "processes"])
 def test_rechunk_copies_every_bit(frame: Path, tmp_path: Path, executor: str) -> None:
-    done = run("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--executor", executor)
+    done = run_process("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--executor", executor)
     assert_same_bits(tmp_path / "series.zarr")
     series = zarr.open_array(tmp_path / "series.zarr", mode="r")
     assert (series.chunks, series.shards, series.attrs["units"]) == ((12, 8, 8), (12, 16, 16), "m")
@@ -88,7 +100,7 @@ def stage_figures(frame: Path, words: tuple[str, ...]) -> list[dict[str, int]]:
 
 
 def test_quiet_prints_nothing(frame: Path, tmp_path: Path) -> None:
-    done = run("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--quiet")
+    done = run_process("rechunk", frame, tmp_path / "series.zarr", *LAYOUT, "--quiet")
     assert (done.stdout, done.stderr) == ("", "")
     assert_same_bits(tmp_path / "series.zarr")
 
@@ -182,7 +194,7 @@ def test_a_budget_too_small_is_exit_code_3_with_the_number_that_would_do(frame: 
     error = run_json(*words, "--max-mem", "1kB", code=3)["error"]
     assert (error["type"], error["max_mem"]) == ("BudgetError", 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["frame.zarr"]
-    run(*words, "--max-mem", str(error["needed_bytes"] - 1), code=3)
+    run_process(*words, "--max-mem", str(error["needed_bytes"] - 1), code=3)
     run(*words, "--max-mem", str(error["needed_bytes"]))
     assert_same_bits(tmp_path / "series.zarr")
 
@@ -238,7 +250,7 @@ def test_info_shows_codecs_in_full(frame: Path, tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_missing_is_exit_code_1(tmp_path: Path) -> None:
-    done = run("rechunk", tmp_path / "no.zarr", tmp_path / "series.zarr", *LAYOUT, code=1)
+    done = run_process("rechunk", tmp_path / "no.zarr", tmp_path / "series.zarr", *LAYOUT, code=1)
     assert "no.zarr" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -319,18 +331,18 @@ def test_an_interrupt_tells_what_it_leaves(
 
 
 def test_version_and_help() -> None:
-    assert run("--version").stdout == "rechunk-exec 0.1.0\n"
+    assert run_process("--version").stdout == "rechunk-exec 0.1.0\n"
     assert "--max-mem" in run("rechunk", "--help").stdout
 
 
 def test_an_unknown_command_is_wrong_usage() -> None:
-    done = run("rechunck", code=2)
+    done = run_process("rechunck", code=2)
     assert "rechunck" in done.stderr
 
 
 @pytest.mark.serial
 def test_demo_rewrites_checks_and_tells_where(tmp_path: Path) -> None:
-    done = run("demo", "--dir", tmp_path, "--size", "small")
+    done = run_process("demo", "--dir", tmp_path, "--size", "small")
     assert "one pixel's history" in done.stdout
     assert str(tmp_path / "series.zarr") in done.stdout
     series = zarr.open_array(tmp_path / "series.zarr", mode="r")
@@ -353,7 +365,7 @@ def test_info_tells_of_the_machine() -> None:
     assert document["versions"]["zarr"] == zarr.__version__
     assert document["fresh_memory"]["touched_bytes"] > 0
     assert 0 < document["idle_worker_bytes"] < 1_000_000_000
-    table = run("info").stdout
+    table = run_process("info").stdout
     for name in ("cores", "memory", "disk", "idle worker", "fresh memory", "zarrs"):
         assert f"\n{name} " in table
 

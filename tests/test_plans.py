@@ -53,13 +53,13 @@ def test_figures_equal_counts_of_elements(sizes: list[tuple[int, int, int, int]]
         assert figures == (0, 0, 0, 0, 0, 0.0)
         return
     counts = oracles.stage_counts(shape, stage.read_unit, stage.write_unit, stage.region)
-    assert stage.tasks == counts["tasks"]
-    assert stage.read_units == counts["read_units"]
-    assert stage.elements_read == counts["elements_read"]
-    assert stage.objects == stage.write_units == counts["write_units"]
-    assert stage.operations == counts["read_units"] + counts["write_units"]
-    assert stage.elements == counts["elements_written"]
-    assert stage.traffic == (counts["elements_read"] + counts["elements_written"]) / counts["elements_written"]
+    assert stage.tasks == counts.tasks
+    assert stage.read_units == counts.read_units
+    assert stage.elements_read == counts.elements_read
+    assert stage.objects == stage.write_units == counts.write_units
+    assert stage.operations == counts.read_units + counts.write_units
+    assert stage.elements == counts.elements_written
+    assert stage.traffic == (counts.elements_read + counts.elements_written) / counts.elements_written
     filled = np.zeros(shape, dtype=int)
     for index in range(stage.tasks):
         start, stop = stage.box(index)

@@ -256,11 +256,11 @@ def test_i14_every_request_has_a_plan_or_one_documented_refusal(
     assert names[0] in plan.explain()
 
 
-@pytest.mark.parametrize("budget, runs", [(4_000_000, 20), (8_000_000, 5)])
+@pytest.mark.parametrize("budget, runs", [(800_000, 20), (1_600_000, 5)])
 def test_i15_chunks_that_cross_the_source_grid_are_all_there(tmp_path: Path, budget: int, runs: int) -> None:
-    shape = (960, 78, 71)
+    shape = (960, 38, 29)
     values = np.arange(1, np.prod(shape) + 1, dtype="f4").reshape(shape)  # none of them is the fill value
-    array = make_array(tmp_path / "source", shape, (24, 78, 71), values=values)
+    array = make_array(tmp_path / "source", shape, (24, 38, 29), values=values)
     with ThreadsExecutor(16) as threads:
         for run in range(runs):
             job, _ = plan_within(
@@ -292,6 +292,7 @@ def test_i16_no_two_tasks_write_into_one_shard(
     tmp_path: Path, processes: ProcessesExecutor, shape: Shape, source: Shape, target: Shape, shards: Shape, size: int
 ) -> None:
     array = make_array(tmp_path / "source", shape, source, "f8")
+    right = elements(array)
     with ThreadsExecutor(16) as threads:
         pool = threads if size == 16 else processes
         for _ in range(20 if size == 16 and len(shape) == 2 else 3):
@@ -306,7 +307,7 @@ def test_i16_no_two_tasks_write_into_one_shard(
                 progress=False,
             )
             target_array = job.execute()
-            assert_exact(target_array, array)
+            assert same_bits(elements(target_array), right)
     assert target_array.shards == shards
     assert_kept_promises(job)
 
@@ -831,7 +832,8 @@ def test_i64_chunks_are_chosen_within_the_goal(
     array = zarr.create_array(
         tmp_path / "source", shape=shape, chunks=(24, 721, 1440), dtype="f4", dimension_names=("time", "lat", "lon")
     )
-    jobs = [rx.rechunk(array, spec, "8GB", tmp_path / "target", target_bytes=goal, executor="serial") for _ in range(2)]
+    target = StorePath(MemoryStore(), "target")  # a disk may have no room for tens of gigabytes
+    jobs = [rx.rechunk(array, spec, "8GB", target, target_bytes=goal, executor="serial") for _ in range(2)]
     (chunk, again) = (job.stages[-1].plan.chunk for job in jobs)
     assert chunk == again
     assert 0.5 <= np.prod(chunk) * 4 / parse_bytes(goal) <= 1.0

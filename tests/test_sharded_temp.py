@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,9 @@ from zarr.codecs import BloscCodec
 from zarr.storage import ObjectStore, StorePath
 
 import rechunk_exec as rx
-from rechunk_exec.executors import ProcessesExecutor
-from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.results import Event
 from rechunk_exec.storage import array_ref, open_array
-from tests.conftest import Needs, needed_module
+from tests.conftest import needed_module
 from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array, stop_after, tasks_run
 from tests.s3 import Bucket
 from tests.values import position_values
@@ -61,16 +59,9 @@ def run(source: Any, target: Any, **options: Any) -> rx.Rechunked:
 
 
 @pytest.fixture
-def executor(request: pytest.FixtureRequest, needs: Needs, s3: Bucket) -> Iterator[Any]:
-    if request.param == "processes":
-        with ProcessesExecutor(2) as pool:
-            yield pool
-    elif request.param == "dask":
-        needs("distributed")
-        with DaskExecutor(workers=2) as cluster:
-            yield cluster
-    else:
-        yield request.param
+def executor(request: pytest.FixtureRequest, s3: Bucket) -> Any:
+    shared = {"processes": "s3_processes", "dask": "s3_dask"}.get(request.param)
+    return request.param if shared is None else request.getfixturevalue(shared)
 
 
 EVERYWHERE = pytest.mark.parametrize("executor", ["serial", "threads", "processes", "dask"], indirect=True)

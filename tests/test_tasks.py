@@ -109,7 +109,7 @@ def test_the_tasks_of_a_stage_cover_the_array_once(axes: list[tuple[int, int, in
     assert tasks == [*stage] == [stage[number] for number in range(len(stage))]
     assert [task.index for task in tasks] == list(range(len(stage)))
     counts = oracles.stage_counts(stage.shape, stage.read_unit, stage.write_unit, stage.region)
-    assert len(stage) == counts["tasks"]
+    assert len(stage) == counts.tasks
     elements = [element for task in tasks for element in _elements(list(zip(task.start, task.stop, strict=True)))]
     assert sorted(elements) == _elements([(0, n) for n in stage.shape])
 

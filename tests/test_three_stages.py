@@ -21,13 +21,13 @@ NAMES = ["temp-1", "temp-2", "target"]
 
 @pytest.fixture
 def source(tmp_path: Path) -> ZarrArray:
-    return make_array(tmp_path / "source", (130, 120), (1, 120), attributes={"units": "m"})
+    return make_array(tmp_path / "source", (66, 60), (1, 60), attributes={"units": "m"})
 
 
-def begin(source: ZarrArray, folder: Path, max_mem: int = 4_000, **options: Any) -> rx.Rechunked:
+def begin(source: ZarrArray, folder: Path, max_mem: int = 2_000, **options: Any) -> rx.Rechunked:
     """A job from rows to columns, of several tasks in each of three stages."""
     options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
-    job = rx.rechunk(source, (130, 1), max_mem, folder / "target", cost_model=DEAR, **options)
+    job = rx.rechunk(source, (66, 1), max_mem, folder / "target", cost_model=DEAR, **options)
     assert [stage.target for stage in job.plan.stages] == NAMES
     assert min(stage.tasks for stage in job.plan.stages) > 10
     return job
@@ -108,7 +108,7 @@ def test_the_first_intermediate_is_not_made_again_where_only_the_second_is_read(
     assert tasks_run(again) <= last - 5
 
 
-IN_SHARDS = 2_000
+IN_SHARDS = 1_000
 """Memory with which both intermediates have an object for each task that writes them."""
 
 

@@ -59,6 +59,12 @@ class PoolContract(ExecutorContract):
             if given is not executor:
                 self.end_executor(given)
 
+    @pytest.fixture
+    def closing(self, pool: Pool) -> Iterator[Pool]:
+        """The executor that all tests of the class use, for its last one; a test after that would get another."""
+        yield pool
+        self._end_kept()
+
     # map
 
     def test_map_gives_results_in_order(self, pool: Pool) -> None:
@@ -182,16 +188,16 @@ class PoolContract(ExecutorContract):
         assert pids - before, "workers have joined"
         assert pids <= set(marked)
 
-    def test_closing(self, fresh: Pool) -> None:
-        assert list(fresh.map(abs, [-1])) == [1]
-        fresh.close()
-        fresh.close()
+    def test_closing(self, closing: Pool) -> None:
+        assert list(closing.map(abs, [-1])) == [1]
+        closing.close()
+        closing.close()
         with pytest.raises(rx.RechunkError, match="closed"):
-            list(fresh.map(abs, [-1]))
+            list(closing.map(abs, [-1]))
         with pytest.raises(rx.RechunkError, match="closed"):
-            fresh.staged_copy([])
+            closing.staged_copy([])
         with pytest.raises(rx.RechunkError, match="closed"):
-            fresh.run_on_workers(calls.refuse)
+            closing.run_on_workers(calls.refuse)
 
     def _skip_unless_it_survives(self) -> None:
         if not self.survives_deaths:

@@ -71,8 +71,12 @@ class SharedRuns:
     @classmethod
     def teardown_class(cls) -> None:
         """End the executor. One that overrides this calls it too."""
-        given, executor = cls._kept.pop("given", None), cls._kept.pop("executor", None)
+        cls._end_kept()
         cls._kept.clear()
+
+    @classmethod
+    def _end_kept(cls) -> None:
+        given, executor = cls._kept.pop("given", None), cls._kept.pop("executor", None)
         if executor is not None:
             if executor is not given and callable(getattr(executor, "close", None)):
                 executor.close()

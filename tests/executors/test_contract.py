@@ -84,7 +84,7 @@ class TestThreadPool(OnGivenPool):
 
 class TestProcessPool(OnGivenPool):
     def make_executor(self) -> futures.Executor:
-        return spawning_pool(3)
+        return spawning_pool(2)
 
 
 class TestForeignPool(OnGivenPool):
@@ -103,7 +103,7 @@ class TestSameThreadPool(OnGivenPool):
 
 class TestLoky(OnGivenPool):
     def make_executor(self) -> futures.Executor:
-        return loky_pool(3)
+        return loky_pool(2)
 
 
 class OnGivenCluster(PoolContract):

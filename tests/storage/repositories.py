@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ SECOND = position_values(SHAPE, "f4", seed=2)
 BEFORE = {"epochs", "kept", "kept/beside"}
 """What is on the branch before a job."""
 
-Make = Callable[[], PoolExecutor]
+Make = Callable[[], AbstractContextManager[PoolExecutor]]
 
 
 def make_repository(tmp_path: Path, folder: str = "repository", **options: Any) -> Any:
@@ -116,8 +116,28 @@ def two_stages(source: object, session: Any, temp: object, **options: Any) -> rx
     return job
 
 
-def two_processes() -> PoolExecutor:
-    return ProcessesExecutor(2)
+@pytest.fixture(scope="module")
+def two_processes() -> Iterator[ProcessesExecutor]:
+    with ProcessesExecutor(2) as executor:
+        yield executor
 
 
-EXECUTORS = pytest.mark.parametrize("make", [SerialExecutor, ThreadsExecutor, two_processes])
+@pytest.fixture
+def make(request: pytest.FixtureRequest) -> Make:
+    """What gives an executor to use in a ``with`` block; a pool of processes is the same for all tests of a module."""
+    if request.param != "two_processes":
+        return request.param  # type: ignore[no-any-return]
+    pool: ProcessesExecutor = request.getfixturevalue("two_processes")
+    copying = pool.task_function
+
+    @contextmanager
+    def lent() -> Iterator[PoolExecutor]:
+        try:
+            yield pool
+        finally:
+            pool.task_function = copying
+
+    return lent
+
+
+EXECUTORS = pytest.mark.parametrize("make", [SerialExecutor, ThreadsExecutor, "two_processes"], indirect=True)

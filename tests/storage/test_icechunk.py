@@ -28,6 +28,7 @@ from tests.storage.repositories import (
     FIRST,
     SECOND,
     Make,
+    make,
     make_repository,
     memory_repository,
     messages,
@@ -36,12 +37,13 @@ from tests.storage.repositories import (
     one_stage,
     repo,
     source,
+    two_processes,
     two_stages,
     values,
 )
 from tests.values import position_values, same_bits
 
-__all__ = ["repo", "source"]
+__all__ = ["make", "repo", "source", "two_processes"]
 
 # A session as source.
 

@@ -36,18 +36,20 @@ from tests.jobs import InjectedError, ToldCopy, ZarrArray, elements, make_array
 from tests.storage.repositories import (
     EXECUTORS,
     Make,
+    make,
     memory_repository,
     messages,
     nothing_is_committed,
     one_stage,
     repo,
     source,
+    two_processes,
     two_stages,
     values,
 )
 from tests.values import position_values, same_bits
 
-__all__ = ["repo", "source"]
+__all__ = ["make", "repo", "source", "two_processes"]
 
 # What fails.
 

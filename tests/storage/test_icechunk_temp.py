@@ -22,18 +22,20 @@ from tests.storage.repositories import (
     BEFORE,
     EXECUTORS,
     Make,
+    make,
     memory_repository,
     messages,
     names,
     nothing_is_committed,
     repo,
     source,
+    two_processes,
     two_stages,
     values,
 )
 from tests.values import same_bits
 
-__all__ = ["repo", "source"]
+__all__ = ["make", "repo", "source", "two_processes"]
 
 
 def to_disk(source: object, folder: Path, session: Any, **options: Any) -> rx.Rechunked:

@@ -19,12 +19,11 @@ from zarr.storage import FsspecStore, MemoryStore, ObjectStore, ZipStore
 import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.executors import ProcessesExecutor
-from rechunk_exec.executors.dask import DaskExecutor
 from rechunk_exec.storage import array_ref, finer_read_unit, open_array, open_reader
 from rechunk_exec.storage.objects import objects_of
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
-from tests.conftest import Needs, needed_module
+from tests.conftest import needed_module
 from tests.jobs import QUICK_STAGES, assert_exact, assert_kept_promises, make_array
 from tests.s3 import KEY, SECRET, Bucket
 from tests.storage.arrays import region_of
@@ -52,16 +51,9 @@ def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rech
 
 
 @pytest.fixture
-def executor(request: pytest.FixtureRequest, needs: Needs, s3: Bucket) -> Iterator[Any]:
-    if request.param == "processes":
-        with ProcessesExecutor(2) as pool:
-            yield pool
-    elif request.param == "dask":
-        needs("distributed")
-        with DaskExecutor(workers=2) as cluster:
-            yield cluster
-    else:
-        yield request.param
+def executor(request: pytest.FixtureRequest, s3: Bucket) -> Any:
+    shared = {"processes": "s3_processes", "dask": "s3_dask"}.get(request.param)
+    return request.param if shared is None else request.getfixturevalue(shared)
 
 
 EVERYWHERE = pytest.mark.parametrize("executor", ["serial", "threads", "processes", "dask"], indirect=True)
@@ -228,11 +220,12 @@ def test_obstore_as_source_intermediate_and_target(s3: Bucket) -> None:
     assert {key.split("/")[0] for key in s3.contents()} == {"source", "target", "zarr.json"}
 
 
-def test_obstore_in_processes_takes_credentials_from_the_environment(s3: Bucket) -> None:
+def test_obstore_in_processes_takes_credentials_from_the_environment(
+    s3: Bucket, s3_processes: ProcessesExecutor
+) -> None:
     store = obstore_at(s3)
     source = make_array(store, SHAPE, EPOCHS, name="source")
-    with ProcessesExecutor(2) as pool:
-        run(source, zarr.storage.StorePath(store, "target"), executor=pool)
+    run(source, zarr.storage.StorePath(store, "target"), executor=s3_processes)
 
 
 def live_stores_with_secrets(s3: Bucket) -> Iterator[Any]:
@@ -346,7 +339,7 @@ def web(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("layout", ["zstd", "blosc", "raw", "shards", "format 2"])
-def test_http_is_a_source(web: str, layout: str, tmp_path: Path) -> None:
+def test_http_is_a_source(web: str, layout: str, tmp_path: Path, s3_processes: ProcessesExecutor) -> None:
     options: dict[str, dict[str, Any]] = {
         "zstd": {},
         "blosc": {"compressors": zarr.codecs.BloscCodec(cname="lz4")},
@@ -355,12 +348,11 @@ def test_http_is_a_source(web: str, layout: str, tmp_path: Path) -> None:
         "format 2": {"zarr_format": 2},
     }
     source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS, **options[layout])
-    with ProcessesExecutor(2) as pool:
-        for number, executor in enumerate(("threads", pool)):
-            job = rx.rechunk(
-                f"{web}/a.zarr", SERIES, "1MB", tmp_path / f"t{number}.zarr", executor=executor, progress=False
-            )
-            assert_exact(job.execute(), source)
+    for number, executor in enumerate(("threads", s3_processes)):
+        job = rx.rechunk(
+            f"{web}/a.zarr", SERIES, "1MB", tmp_path / f"t{number}.zarr", executor=executor, progress=False
+        )
+        assert_exact(job.execute(), source)
 
 
 def test_absent_chunks_of_http_are_fill_value(web: str, tmp_path: Path) -> None:
