@@ -65,7 +65,10 @@ class Campaign:
         finally:
             for path in folder.glob("*"):
                 if not path.name.startswith("source"):
-                    shutil.rmtree(path)
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:  # what a job that was stopped has left
+                        path.unlink()
         return Measured(**record | {"ways": tuple(record["ways"])})
 
     def forget(self, job: Job) -> None:
