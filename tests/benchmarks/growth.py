@@ -37,6 +37,7 @@ from numcodecs import blosc
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor
 from tests.benchmarks.contender import compete
+from tests.benchmarks.frame import touch_memory
 from tests.benchmarks.framedata import epoch, make_frame
 from tests.benchmarks.peer_jobs import import_zarr
 from tests.benchmarks.processtree import ContenderError, Measured, watch
@@ -107,6 +108,7 @@ def measure(
     target = source.with_name("target.zarr")
     shutil.rmtree(target, ignore_errors=True)
     one = [way, str(source), str(target), executor, str(workers)]
+    touch_memory()
     measured = watch([sys.executable, "-m", "tests.benchmarks.growth", "--one", *one], limit_s=LIMIT_S)
     if verify:
         report = rx.verify(source, target)
