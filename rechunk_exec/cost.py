@@ -109,7 +109,8 @@ class CostModel:
     """Seconds until a worker process that has to be started runs its first task. No part of a stage's seconds."""
     fresh_bps: float | None = None
     """Bytes per second, over all ``cores``, at which the system hands out memory that a worker did not have before;
-    None: quick enough not to count. No part of a plan's seconds, but of what a report compares."""
+    None: not measured. No part of a plan's seconds, but of what a report compares, and weighed where one job could be
+    planned in several ways (:mod:`rechunk_exec.fitting`)."""
     notes: tuple[str, ...] = ()
     """How these figures were measured, for people."""
 

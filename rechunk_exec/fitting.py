@@ -129,12 +129,8 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
 
 def _seconds(candidate: Plan, request: PlanRequest, workers: WorkerShape) -> float:
     """Seconds by which plans are compared that hold different regions: each worker first has to get the memory."""
-    regions = max(
-        min(stage.tasks, workers.workers * stage.tasks_per_worker) * math.prod(stage.region)
-        for stage in candidate.stages
-    )
     fresh_bps = request.cost.fresh_bps or _FRESH_BPS * request.cost.cores
-    return candidate.predicted_s + regions * request.itemsize / fresh_bps
+    return candidate.predicted_s + max(stage.fresh_bytes(workers.workers) for stage in candidate.stages) / fresh_bps
 
 
 def _units_in_flight(model: cost.CostModel, tasks_at_once: int) -> int:

@@ -61,6 +61,15 @@ def units_touched(n: int, unit: int, region: int) -> int:
     return ceil_div(n, unit) + _cuts(n, unit, region)
 
 
+def boxes_touched(shape: tuple[int, ...], unit: tuple[int, ...], region: tuple[int, ...]) -> int:
+    """Boxes of shape ``unit`` touched, summed over all tasks: the product of :func:`units_touched` over the axes.
+
+    >>> boxes_touched((10, 20), (4, 20), (5, 10))
+    8
+    """
+    return math.prod(map(units_touched, shape, unit, region))
+
+
 def elements_touched(n: int, unit: int, region: int) -> int:
     """Elements of the units touched along one axis, clipped to the array, summed over all tasks."""
     if n == 0:

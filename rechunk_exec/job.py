@@ -10,7 +10,6 @@ import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, NoReturn
 
 import zarr
@@ -278,8 +277,7 @@ class Rechunked:
         cost, workers = self._parts.cost, executors.worker_shape(self._parts.executor)
 
         def fresh_s(stage: Stage) -> float:
-            slots = workers.workers * stage.plan.tasks_per_worker
-            return cost.fresh_s(min(len(stage), slots) * prod(stage.plan.region) * stage.plan.itemsize)
+            return cost.fresh_s(stage.plan.fresh_bytes(workers.workers, len(stage)))
 
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
             listeners: list[OnEvent] = [tally.add, keeper, display, *([] if on_event is None else [on_event])]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
-from rechunk_exec.grid import Grid, elements_touched, units_touched
+from rechunk_exec.grid import Grid, boxes_touched, elements_touched
 from rechunk_exec.sizes import bytes_text, count_text, format_bytes
 
 _INTERMEDIATE = re.compile(r"temp-[1-9][0-9]{0,3}")
@@ -109,7 +109,7 @@ class StagePlan:
     @property
     def read_units(self) -> int:
         """Read units touched, once for each task that touches them."""
-        return math.prod(units_touched(*sizes) for sizes in zip(self.shape, self.read_unit, self.region, strict=True))
+        return boxes_touched(self.shape, self.read_unit, self.region)
 
     @property
     def elements_read(self) -> int:
@@ -143,6 +143,11 @@ class StagePlan:
     def tasks_at_once(self) -> int:
         """Tasks that one worker runs at once at most: no more than there are."""
         return max(1, min(self.tasks_per_worker, self.tasks))
+
+    def fresh_bytes(self, workers: int, tasks: int | None = None) -> int:
+        """Bytes of the regions that so many workers hold at once, of ``tasks`` of the stage's tasks or all of them."""
+        at_once = min(self.tasks if tasks is None else tasks, workers * self.tasks_per_worker)
+        return at_once * math.prod(self.region) * self.itemsize
 
     @property
     def regions_bytes(self) -> int:

@@ -9,7 +9,7 @@ from typing import SupportsIndex, TypeAlias
 
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import PlanError
-from rechunk_exec.grid import ceil_div, clip, units_touched
+from rechunk_exec.grid import boxes_touched, ceil_div, clip
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, StageMemory, WriteScratch
 from rechunk_exec.sizes import parse_bytes
 
@@ -192,7 +192,7 @@ class PlanRequest(Limits):
 
     def fetches(self, region: tuple[int, ...]) -> int:
         """Operations in which tasks with this region read the source."""
-        return math.prod(map(units_touched, self.shape, self.fetch_unit, region))
+        return boxes_touched(self.shape, self.fetch_unit, region)
 
     @property
     def nbytes(self) -> int:

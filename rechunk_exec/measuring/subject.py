@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from rechunk_exec import storage
@@ -12,7 +11,7 @@ from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
 from rechunk_exec.cost import CostModel
 from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.fitting import plan_for_workers
-from rechunk_exec.grid import clip, units_touched
+from rechunk_exec.grid import boxes_touched, clip
 from rechunk_exec.layouts import layouts_of
 from rechunk_exec.naming import Options, Wanted, job_places, source_ref
 from rechunk_exec.plans import Plan
@@ -61,7 +60,7 @@ class Subject:
     def fetches(self) -> int:
         """Operations in which the plan reads the source: those for the units of one chunk are one."""
         first = self.plan.stages[0]
-        return prod(map(units_touched, first.shape, clip(self.stored.chunk, first.shape), first.region))
+        return boxes_touched(first.shape, clip(self.stored.chunk, first.shape), first.region)
 
 
 def subject_of(wishes: Wishes, *, max_mem: int, cores: int) -> Subject:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.access import Index, Moved, Region, Scratch, bytes_of
+from rechunk_exec.storage.access import Index, Moved, Region, Scratch, Slices, bytes_of
 from rechunk_exec.storage.bloscframe import HEADER_BYTES, BloscFrame, PartReading, decode_span, frame_head, open_frame
 from rechunk_exec.storage.chunkcodec import BloscBytes
 from rechunk_exec.storage.direct import ALL_FILL, EXPECTED_FROM, DirectReader, Located, marks_fill
@@ -123,17 +123,19 @@ class BandReader(DirectReader):
         rows = within[self.axis]
         if not self.objects.streams or (rows.stop - rows.start) * self.row_bytes < EXPECTED_FROM:
             return
-        place = frame = None
         with suppress(StorageError):  # reading tells, and names the chunk
-            place = self.locate(unit)
-        if place is not None:
-            frame = self._frame.known(place)
-        if place is None or frame is None:  # which bytes are needed is known once the frame's table has been read
+            self._expect_rows(unit, within)
+
+    def _expect_rows(self, unit: Index, within: Slices) -> None:
+        place, rows = self.locate(unit), within[self.axis]
+        # Which bytes are needed is known once the frame's table has been read.
+        frame = None if place is None else self._frame.known(place)
+        if place is None or not (frame is _Chunk.RAW or isinstance(frame, BloscFrame)):
             return
         for lead in product(*(range(part.start, part.stop) for part in within[: self.axis])):
             first = self._row(lead)
             span = (first + rows.start) * self.row_bytes, (first + rows.stop) * self.row_bytes
-            low, high = span if isinstance(frame, _Chunk) else frame.stored_span(span)
+            low, high = frame.stored_span(span) if isinstance(frame, BloscFrame) else span
             self.objects.expect(place.key, place.start + low, high - low)
 
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:

@@ -76,9 +76,9 @@ def is_s3fs(store: Store) -> bool:
 def copies_sent(store: Store) -> float:
     """Return how many times the bytes of an object are in memory until it is stored.
 
-    s3fs, obstore and a store in memory take ours, others a copy. An object that grows has an eighth more at most; what
-    s3fs and obstore send it through is a twentieth of it. Where copies come and go beside it, the places that it grew
-    out of are not used again: measured, not quite as much as the object once more.
+    s3fs, obstore and a store in memory take ours, others a copy. A small object that grows has an eighth more at most,
+    a large one only its pages (:mod:`.growing`). What s3fs and obstore send it through is a twentieth of it, and some
+    more for small ones, which are copied.
     """
     if isinstance(store, MemoryStore):
         return 1.15

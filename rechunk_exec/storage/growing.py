@@ -12,7 +12,6 @@ from contextlib import suppress
 
 _MAPPED_FROM = 1 << 20
 """What is smaller is left to the allocator."""
-_LEAST_ROOM = 1 << 12
 
 
 class GrowingBytes:
@@ -50,7 +49,7 @@ class GrowingBytes:
         """Add zeros at the end and return where they begin."""
         start = self._size
         if start + size > len(self._memory):
-            self._grow(max(start + size, 2 * len(self._memory), _LEAST_ROOM))
+            self._grow(start + size)
         self._size += size
         return start
 
@@ -63,10 +62,11 @@ class GrowingBytes:
         self._memory = bytearray()
         self._size = 0
 
-    def _grow(self, room: int) -> None:
-        if isinstance(self._memory, bytearray) and room < _MAPPED_FROM:
-            self._memory.extend(bytes(room - len(self._memory)))
+    def _grow(self, size: int) -> None:
+        if isinstance(self._memory, bytearray) and size < _MAPPED_FROM:
+            self._memory.extend(bytes(size - len(self._memory)))
             return
+        room = max(size, 2 * len(self._memory))  # pages that nothing was written to take no memory
         if isinstance(self._memory, mmap.mmap):
             with suppress(SystemError, ValueError):  # not every system can
                 self._memory.resize(room)

@@ -14,9 +14,8 @@ less memory than the cube it takes two stages.
 * ``rechunk_exec``: each executor.
 
 Contenders take turns within a round, so that a machine's drift meets all of them; the table shows medians. Before each
-one memory is touched (see :func:`touch_memory`). Memory is
-the peak of the resident set over that of the same process after its imports, for ``processes`` that of its largest
-worker.
+one memory is touched (see :func:`touch_memory`). Memory is the peak of the resident set over that of the same process
+after its imports, for ``processes`` that of its largest worker.
 Needs the extra ``bench``.
 """
 

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.growth [--folder DIR] [--quick] [--only size tasks workers]
 
 Run by hand; asserts nothing. Each job runs in a fresh process that is measured from outside
-(:mod:`tests.benchmarks.processtree`), with its workers started before the clock.
+(:mod:`tests.benchmarks.processtree`), with its workers started before the clock and memory touched before that (see
+:func:`tests.benchmarks.frame.touch_memory`).
 
 * ``size``: frame cubes of 1, 4 and 16 GB in chunks (1, 1024, 1024) to shards (128, 256, 256) of chunks (128, 64, 64)
   within 1 GB a worker.

@@ -125,8 +125,9 @@ def two_processes() -> Iterator[ProcessesExecutor]:
 @pytest.fixture
 def make(request: pytest.FixtureRequest) -> Make:
     """What gives an executor to use in a ``with`` block; a pool of processes is the same for all tests of a module."""
-    if request.param != "two_processes":
-        return request.param  # type: ignore[no-any-return]
+    given: Make | str = request.param
+    if not isinstance(given, str):
+        return given
     pool: ProcessesExecutor = request.getfixturevalue("two_processes")
     copying = pool.task_function
 

@@ -48,8 +48,18 @@ def test_whatever_is_added_is_there(monkeypatch: pytest.MonkeyPatch, largest: in
 def test_elements_count_by_their_bytes() -> None:
     content = GrowingBytes()
     numbers = np.arange(7, dtype="<u4")
-    assert content.add(memoryview(numbers)) == 0  # type: ignore[arg-type]  # an array has a buffer
+    assert content.add(numbers.data) == 0
     assert (len(content), bytes(content.view())) == (28, numbers.tobytes())
+
+
+def test_small_content_takes_little_more_than_its_bytes() -> None:
+    """A store in memory keeps what it is given: room that was made for more would stay with each object."""
+    content = GrowingBytes()
+    for _ in range(500):
+        content.add(bytes(1000))
+    view = content.view()
+    assert isinstance(view.obj, bytearray)
+    assert view.obj.__sizeof__() < 1.2 * len(content)
 
 
 @pytest.mark.parametrize("size", [10, 5_000_000])
