@@ -23,10 +23,12 @@ import numpy as np
 
 from rechunk_exec.combining import AxisOptions, cells_of
 from rechunk_exec.grid import AxisSums, axis_sums, ceil_div
-from rechunk_exec.memory import BoolArray, IntArray
+from rechunk_exec.memory import BoolArray, FloatArray, IntArray
 
 _ENUMERATED = 2048
 """Up to so many write units along an axis, every region size is considered; above, those of :func:`per_count`."""
+_UNEVEN = 16
+"""Region sizes of an axis up to which all are weighed where tasks run side by side."""
 _PAIRS = 2000
 """Pairs of regions considered for an axis where both regions of a staged plan may be shorter than the axis."""
 _COMPARED = 2000
@@ -67,10 +69,15 @@ def region_sizes(n: int, read_unit: int, write_unit: int) -> IntArray:
     return np.unique(np.minimum(np.append(sizes, n), n))
 
 
-def direct_axis(n: int, read_unit: int, write_unit: int, fetch_unit: int) -> AxisOptions:
-    """Options of one axis for one stage. Factors: region, elements read, fetches, tasks."""
+def direct_axis(n: int, read_unit: int, write_unit: int, fetch_unit: int, *, uneven: bool = False) -> AxisOptions:
+    """Options of one axis for one stage. Factors: region, elements read, fetches, tasks.
+
+    With ``uneven``, a short axis keeps regions that leave a small last task: it may fill a slot that would stand idle.
+    """
     sizes = region_sizes(n, read_unit, write_unit)
     sums = _sums_of_source(n, read_unit, fetch_unit, sizes)
+    if uneven and len(sizes) <= _UNEVEN:
+        return AxisOptions(sizes[None, :], _direct_factors(sizes, sums))
     # A longer region with as many tasks is only worth its memory if it reads less.
     smallest = np.unique(-sums.tasks, return_index=True)[1]
     of_count = np.searchsorted(-sums.tasks[smallest], -sums.tasks)
@@ -83,8 +90,11 @@ def direct_axis(n: int, read_unit: int, write_unit: int, fetch_unit: int) -> Axi
         if sums.elements[number] < elements or sums.units[number] < units:
             kept.add(number)
             best[count] = (min(elements, sums.elements[number]), min(units, sums.units[number]))
-    factors = np.stack([sizes.astype(np.float64), sums.elements, sums.units, sums.tasks])
-    return AxisOptions(sizes[None, :], factors).take(np.array(sorted(kept)))
+    return AxisOptions(sizes[None, :], _direct_factors(sizes, sums)).take(np.array(sorted(kept)))
+
+
+def _direct_factors(sizes: IntArray, sums: AxisSums) -> FloatArray:
+    return np.stack([sizes.astype(np.float64), sums.elements, sums.units, sums.tasks])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,7 +199,7 @@ def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:
     axes = []
     for axis, (n, a, b, fetch) in enumerate(sizes):
         if way == DIRECT:
-            axes.append(direct_axis(n, a, b, fetch))
+            axes.append(direct_axis(n, a, b, fetch, uneven=request.cost.tasks_at_once > 1))
             continue
         # where every size is tried, a first region may be less than a read unit
         first = limits[0] / _others(least, axis)

@@ -138,6 +138,15 @@ def test_one_stage_is_the_one_preferred_among_all_regions(request: PlanRequest) 
     assert oracles.preferred(request, [found]) == oracles.preferred(request, every)
 
 
+def test_a_small_last_task_may_fill_a_slot() -> None:
+    """Seven rows of two columns on three slots: cut at five, both short tasks share a slot; halves leave one idle."""
+    cost = replace(CostModel.local(), tasks_at_once=3, stage_s=0.0)
+    request = replace(_request((7, 2), (7, 1), (1, 1), 10_000), cost=cost)
+    fastest = min((stage.predicted_s, stage.region) for (stage,) in oracles.all_direct(request))
+    assert fastest[1] == (5, 1)
+    assert plan(request).stages[0].region == (5, 1)
+
+
 @pytest.mark.parametrize(
     "longest, most_axes, most_stages, examples", [(60, 1, 2, 150), (9, 2, 2, 150), (12, 1, 3, 60), (5, 2, 3, 25)]
 )
