@@ -16,8 +16,8 @@ from rechunk_exec.sizes import parse_bytes
 Size: TypeAlias = int | str
 """Bytes, as a number or such as ``"8MB"``."""
 
-RAW_SHARD_WRITE = WriteScratch(gathered=1, stored=0, assembled=1)
-"""Writing an uncompressed intermediate as one object a task, to a store that takes only whole objects."""
+RAW_SHARD_WRITE = WriteScratch(gathered=0, stored=0, assembled=0.2)
+"""Writing an uncompressed intermediate as one object a task, to a store whose client reads it while it sends it."""
 SHARDED_TEMP = True
 """Whether intermediates of one object a task are weighed where nothing else is said."""
 MOST_STAGES = 3

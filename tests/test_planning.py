@@ -19,6 +19,8 @@ CASES: list[dict[str, Any]] = [
     case for name in ("plans", "more_plans") for case in json.loads((DATA / f"{name}.json").read_text())["cases"]
 ]
 PEERS = ("rechunker_as_run", "rechunker_as_planned", "cubed")
+ROUNDED = 1.0005
+"""The peers' traffic has two decimals."""
 PAIRS = {"local": 1, "object": 16}
 OPERATION_S = {"local": 1e-4 / 2, "object": 0.020 / 64}
 
@@ -47,14 +49,13 @@ def test_plans_are_at_or_under_the_best_peer(case: dict[str, Any], model: str) -
     assert plan.peak_bytes <= plan.max_mem < 4 * case["max_bytes"]
     peers = [peer for peer in PEERS if peer in case]
     seconds = min(peer_seconds(case, peer, model) for peer in peers)
-    # The peers' figures are rounded. One of them has 2 % fewer, larger intermediate chunks, having no scratch to hold.
-    assert plan.predicted_s <= seconds * 1.002
+    assert plan.predicted_s <= seconds * ROUNDED
     # A third stage moves two array sizes more, to be faster by that; else no peer moves less.
     if len(plan.stages) < 3:
         assert plan.traffic <= min(case[peer]["traffic"] for peer in peers) + 0.005
 
 
-@pytest.mark.parametrize("assembled", [0, 1])
+@pytest.mark.parametrize("assembled", [0, 0.2, 1])
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_an_object_a_task_is_at_or_under_the_best_peer(case: dict[str, Any], assembled: float) -> None:
     request = PlanRequest(
@@ -73,7 +74,7 @@ def test_an_object_a_task_is_at_or_under_the_best_peer(case: dict[str, Any], ass
     if len(planned.stages) == len(plain.stages):
         assert planned.objects <= plain.objects
     seconds = min(peer_seconds(case, peer, "object") for peer in PEERS if peer in case)
-    assert planned.predicted_s <= seconds * 1.002
+    assert planned.predicted_s <= seconds * (ROUNDED if assembled < 1 else 1.002)
 
 
 def test_every_form_of_the_arguments_means_the_same() -> None:

@@ -15,12 +15,27 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.buffer.cpu import Buffer as HostBuffer
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
+from rechunk_exec.storage.objectbase import Drawn
+
 _LENT_FROM = 1 << 20
 """Smaller objects are copied: that is faster than to be read piece by piece."""
 
 
+class _Held(Drawn):
+    """Bytes that are in memory."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content = content
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def block(self, place: int) -> tuple[int, memoryview]:
+        return 0, self._content
+
+
 class Body(io.RawIOBase):
-    """Bytes in memory as a file to be read, and to be cut.
+    """An object's bytes as a file to be read, and to be cut.
 
     Examples
     --------
@@ -29,15 +44,19 @@ class Body(io.RawIOBase):
     (6, b'cde', 4, b'ef')
     """
 
-    def __init__(self, content: memoryview) -> None:
-        self._content = content
+    def __init__(self, content: memoryview | Drawn, start: int = 0, stop: int | None = None) -> None:
+        self._content = _Held(content) if isinstance(content, memoryview) else content
+        self._start, self._stop = start, len(content) if stop is None else stop
         self._at = 0
+        self._block, self._begins = memoryview(b""), 0
+        """What was drawn last, and where it begins."""
 
     def __len__(self) -> int:
-        return len(self._content)
+        return self._stop - self._start
 
     def __getitem__(self, part: slice) -> Body:
-        return Body(self._content[part])
+        start, stop, _ = part.indices(len(self))
+        return Body(self._content, self._start + start, self._start + max(start, stop))
 
     def readable(self) -> bool:
         return True
@@ -55,7 +74,13 @@ class Body(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with what comes next; return how many bytes that was."""
-        part = self._content[self._at : self._at + len(buffer)]
+        place = self._start + self._at
+        if place >= self._stop:
+            return 0
+        if not self._begins <= place < self._begins + len(self._block):
+            self._begins, self._block = self._content.block(place)
+        offset = place - self._begins
+        part = self._block[offset : offset + min(len(buffer), self._stop - place)]
         buffer[: len(part)] = part
         self._at += len(part)
         return len(part)
@@ -66,6 +91,16 @@ class _LentBuffer(HostBuffer):
 
     def to_bytes(self) -> Any:
         return Body(memoryview(self.as_numpy_array()).cast("B"))  # type: ignore[arg-type]  # an array has a buffer
+
+
+class _DrawnBuffer(HostBuffer):
+    """A buffer that holds nothing, and gives a :class:`Body` whose bytes are made as they are read."""
+
+    content: Drawn
+
+    def to_bytes(self) -> Any:
+        body = Body(self.content)
+        return body if len(body) >= _LENT_FROM else body.read()
 
 
 def is_s3fs(store: Store) -> bool:
@@ -85,6 +120,11 @@ def copies_sent(store: Store) -> float:
     return 1.2 if is_s3fs(store) or isinstance(store, ObjectStore) else 3
 
 
+def draws(store: Store) -> bool:
+    """Whether a store reads an object as it sends it, and takes one whose bytes are made then."""
+    return is_s3fs(store)
+
+
 def copies_received(store: Store) -> int:
     """Return how many times the bytes of an answer are in memory: fsspec's clients join the parts that came."""
     return 2 if isinstance(store, FsspecStore) else 1
@@ -95,3 +135,10 @@ def buffer_for(store: Store, content: memoryview) -> Buffer:
     if is_s3fs(store) and len(content) >= _LENT_FROM:
         return _LentBuffer.from_bytes(content)
     return default_buffer_prototype().buffer.from_bytes(content)
+
+
+def drawn_buffer(content: Drawn) -> Buffer:
+    """Return an object whose bytes are made as they are sent, as zarr gives it to a store that :func:`draws`."""
+    buffer = _DrawnBuffer.from_bytes(b"")
+    buffer.content = content
+    return buffer

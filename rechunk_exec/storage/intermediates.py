@@ -102,13 +102,14 @@ def temp_form(source: StoredArray, options: Mapping[str, Any], place: ArrayRef |
         return TempForm(codecs=_codecs(like) if options else "", reading=RAW_READ, writing=RAW_WRITE, pieces=None)
     form = form_at(place)
     if codec.raw:
-        # Pieces are gathered for a file, and copied to where they belong in an object that is in memory.
         gathered = WriteScratch(gathered=1, stored=0, assembled=form.sent, work=form.client_bytes)
+        # Pieces are gathered for a file, or while they are sent, or else where they belong in an object in memory.
+        pieces = dataclasses.replace(gathered, gathered=int(form.streams), assembled=form.sent - form.draws)
         return TempForm(
             codecs="",
             reading=ReadScratch(stored=0 if form.streams else form.received, decoded=1, work=form.client_bytes),
             writing=gathered,
-            pieces=dataclasses.replace(gathered, gathered=int(form.streams)) if _may_be_sharded(source) else None,
+            pieces=pieces if _may_be_sharded(source) else None,
         )
     return TempForm(
         codecs=_codecs(like),

@@ -29,6 +29,18 @@ def fresh(size: int) -> memoryview:
     return memoryview(bytearray(size))
 
 
+class Drawn(ABC):
+    """An object's bytes, made as they are asked for: the same each time, from any thread, in any order."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def block(self, place: int) -> tuple[int, memoryview]:
+        """Return where the block that holds the byte ``place`` begins, and its bytes."""
+
+
 class ObjectWriter(ABC):
     """One object being written. Appending is safe from several threads; nothing is visible before :meth:`commit`."""
 
@@ -69,6 +81,9 @@ class Objects(ABC):
 
     streams: bool
     """Whether an object's parts leave memory as they are appended."""
+
+    draws: bool = False
+    """Whether an object's parts are asked for as they are sent: :meth:`put_drawn`."""
 
     ignores_ranges: bool = False
     """Whether the store has given a whole object where a part was asked for, as plain HTTP servers do."""
@@ -151,6 +166,10 @@ class Objects(ABC):
     @abstractmethod
     def create(self, key: str) -> ObjectWriter:
         """Begin to write the object."""
+
+    def put_drawn(self, key: str, content: Drawn) -> int:
+        """Write an object whole, of bytes that are made as they are sent, and return its size."""
+        raise NotImplementedError
 
     @abstractmethod
     def delete(self, key: str) -> None:

@@ -15,11 +15,11 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, ZipStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.bodies import buffer_for, is_s3fs
+from rechunk_exec.storage.bodies import buffer_for, drawn_buffer, draws, is_s3fs
 from rechunk_exec.storage.failures import ShortAnswerError
 from rechunk_exec.storage.files import PARTIAL_NAME, LocalObjects
 from rechunk_exec.storage.growing import GrowingBytes
-from rechunk_exec.storage.objectbase import ARRAY_DOCUMENTS, Allocate, Objects, ObjectWriter, Use
+from rechunk_exec.storage.objectbase import ARRAY_DOCUMENTS, Allocate, Drawn, Objects, ObjectWriter, Use
 from rechunk_exec.storage.retry import Requests
 
 __all__ = [
@@ -70,6 +70,7 @@ class StoreObjects(Objects):
         self.store = store
         self.prefix = f"{path}/" if path else ""
         self.requests = requests_to(store)
+        self.draws = draws(store)
         # s3fs asks for the size of an object before it reads it whole, but not before it reads it from some byte on.
         self._whole = OffsetByteRequest(0) if is_s3fs(store) else None
 
@@ -127,6 +128,11 @@ class StoreObjects(Objects):
 
     def create(self, key: str) -> ObjectWriter:
         return _StoreWriter(self, key)
+
+    def put_drawn(self, key: str, content: Drawn) -> int:
+        value, name = drawn_buffer(content), self.name(key)
+        self.requests.make(lambda: sync(self.store.set(name, value)), "write", name)
+        return len(content)
 
     def delete(self, key: str) -> None:
         def request() -> None:

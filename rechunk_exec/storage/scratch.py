@@ -12,7 +12,7 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.memory import ReadScratch, WriteScratch
 from rechunk_exec.storage.access import Index
 from rechunk_exec.storage.bands import PIECE_BYTES
-from rechunk_exec.storage.bodies import copies_received, copies_sent
+from rechunk_exec.storage.bodies import copies_received, copies_sent, draws
 from rechunk_exec.storage.chunkcodec import ChunkCodec
 from rechunk_exec.storage.direct import COMPARED_BYTES
 from rechunk_exec.storage.kept import KEPT_BYTES
@@ -39,6 +39,8 @@ class StoreForm:
     """How many times an object is in memory until it is stored; 0 where it is streamed to a file."""
     client_bytes: int
     """Bytes that the store's client works in for each request."""
+    draws: bool = False
+    """Whether an object may be made while it is sent: then it is in memory one time less."""
 
     @property
     def streams(self) -> bool:
@@ -54,7 +56,7 @@ def form_of(store: Store) -> StoreForm:
     if type(store) is LocalStore:
         return FILES
     client_bytes = 0 if isinstance(store, MemoryStore) else _CLIENT_BYTES
-    return StoreForm(copies_received(store), copies_sent(store), client_bytes)
+    return StoreForm(copies_received(store), copies_sent(store), client_bytes, draws(store))
 
 
 def form_at(place: ArrayRef | None) -> StoreForm:
