@@ -77,7 +77,7 @@ class DrawnPieces(Drawn):
         rows = np.ascontiguousarray(firsts, pieces.dtype).reshape(-1, 1).view(np.uint8)
         begun = (rows == np.frombuffer(fill, np.uint8)).all(axis=1)
         for run in self._runs:
-            those = slice(run.first, run.first + run.count)
+            those = slice(run.first, run.first + run.length)
             if not begun[those].any():
                 continue
             if pieces.piece_bytes > _BLOCK_BYTES:
@@ -97,7 +97,7 @@ class DrawnPieces(Drawn):
         return True
 
     def _gathered(self, run: Run, region: Region) -> memoryview:
-        block = np.empty(run.count * self._pieces.piece_bytes, np.uint8).data
+        block = np.empty(run.length * self._pieces.piece_bytes, np.uint8).data
         self._pieces.gather(run, region, block)
         return block
 
@@ -105,7 +105,7 @@ class DrawnPieces(Drawn):
         """Return the block of the run that holds a piece."""
         run = self._runs[int(np.searchsorted(self._firsts, number, side="right")) - 1]
         block = self._gathered(run, region)
-        size = without_empty(block, self._pieces.piece_bytes, self._empty[run.first : run.first + run.count])
+        size = without_empty(block, self._pieces.piece_bytes, self._empty[run.first : run.first + run.length])
         before = int(np.searchsorted(self._kept, run.first))
         return before * self._pieces.piece_bytes, block[:size]
 

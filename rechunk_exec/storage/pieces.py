@@ -101,9 +101,9 @@ class _OpenShard:
 
     def write(self, run: Run, region: Region, scratch: Scratch) -> Written:
         """Put a run of pieces in its place; return the object if these were the last."""
-        size = run.count * self.piece_bytes
+        size = run.length * self.piece_bytes
         whole = self._begun()
-        memory = self._slots(whole, run.first, run.count)
+        memory = self._slots(whole, run.first, run.length)
         gathered = scratch.decoded(size)[:size] if memory is None else memory
         self.pieces.gather(run, region, gathered)
         empty = self.pieces.empty(gathered)

@@ -28,7 +28,7 @@ class Run(NamedTuple):
     """The number of the first piece among those of the shard."""
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         """How many pieces these are."""
         return prod(map(int.__sub__, self.high, self.low))
 
