@@ -22,6 +22,7 @@ from rechunk_exec.errors import BudgetError, PlanError, RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
 from rechunk_exec.fitting import plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
+from rechunk_exec.jobstatus import JobStatus, read_status, refuse_unfinished_source, unfinished_text
 from rechunk_exec.layouts import layouts_of
 from rechunk_exec.naming import Options, Wanted, job_places, node_ref, target_ref
 from rechunk_exec.plans import Plan
@@ -29,7 +30,6 @@ from rechunk_exec.preparation import Undertaking
 from rechunk_exec.request import Limits
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan, refuse_past_limits
 from rechunk_exec.sizes import parse_bytes
-from rechunk_exec.status import JobStatus, read_status, refuse_unfinished_source, unfinished_text
 from rechunk_exec.tasks import ArrayRef
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_nodes
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from rechunk_exec import storage
+from rechunk_exec.jobstatus import find_status
 from rechunk_exec.sizes import format_bytes
-from rechunk_exec.status import find_status
 from rechunk_exec.tasks import ArrayRef
 
 _SHOWN = ("zarr_format", "codecs", "filters", "compressor", "order", "fill_value")

@@ -20,8 +20,8 @@ from zarr.storage import MemoryStore
 import rechunk_exec as rx
 from rechunk_exec import wire
 from rechunk_exec.cli import main
+from rechunk_exec.jobstatus import JobStatus, StageStatus, find_status, unfinished_text
 from rechunk_exec.results import Event, TaskFailure
-from rechunk_exec.status import JobStatus, StageStatus, find_status, unfinished_text
 from rechunk_exec.storage import ArrayRef, Claim, FinishedRecord, Journal, read_job
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.tasks import Stage

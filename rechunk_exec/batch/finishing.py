@@ -11,11 +11,11 @@ from rechunk_exec import storage
 from rechunk_exec.batch.jobsfile import JobsFile
 from rechunk_exec.batch.prepared import Prepared, prepared
 from rechunk_exec.errors import NotReadyError, RechunkError
+from rechunk_exec.jobstatus import JobStatus, read_status
 from rechunk_exec.preparation import utc_now
 from rechunk_exec.results import TaskFailure
 from rechunk_exec.resuming import take_back
 from rechunk_exec.staging import intermediates
-from rechunk_exec.status import JobStatus, read_status
 from rechunk_exec.storage import FinishedRecord, JobRecord
 from rechunk_exec.verification import verify_copied
 

@@ -10,7 +10,7 @@ import rechunk_exec as rx
 from rechunk_exec import wire
 from rechunk_exec.cli.commands import program, results_console
 from rechunk_exec.cli.outcome import print_json, reporting_errors
-from rechunk_exec.status import JobStatus
+from rechunk_exec.jobstatus import JobStatus
 
 WATCH_S = 2.0
 """How often ``--watch`` looks."""

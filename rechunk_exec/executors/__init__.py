@@ -7,27 +7,49 @@ once (:class:`~rechunk_exec.executors.base.Executor`). Pools of workers also off
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from rechunk_exec.errors import RechunkError
-from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
-from rechunk_exec.executors.beam import BeamExecutor
-from rechunk_exec.executors.dask import DaskExecutor
-from rechunk_exec.executors.flink import FlinkExecutor
-from rechunk_exec.executors.function import FunctionExecutor
-from rechunk_exec.executors.futures import FuturesExecutor
-from rechunk_exec.executors.gpu import GpuExecutor
-from rechunk_exec.executors.machine import available_cores, memory_left, memory_limit
-from rechunk_exec.executors.main_module import refuse_while_importing_main
-from rechunk_exec.executors.pool import PoolExecutor
-from rechunk_exec.executors.processes import ProcessesExecutor
-from rechunk_exec.executors.registry import check_stages, executor_named, known_names, resolve
-from rechunk_exec.executors.serial import SerialExecutor
-from rechunk_exec.executors.shared import Shared
-from rechunk_exec.executors.threads import ThreadsExecutor
-from rechunk_exec.results import CopyReport, OnEvent
-from rechunk_exec.tasks import Stage
+from rechunk_exec import lazily
+
+if TYPE_CHECKING:
+    from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
+    from rechunk_exec.executors.beam import BeamExecutor
+    from rechunk_exec.executors.dask import DaskExecutor
+    from rechunk_exec.executors.flink import FlinkExecutor
+    from rechunk_exec.executors.function import FunctionExecutor
+    from rechunk_exec.executors.futures import FuturesExecutor
+    from rechunk_exec.executors.gpu import GpuExecutor
+    from rechunk_exec.executors.machine import available_cores, memory_left, memory_limit
+    from rechunk_exec.executors.main_module import refuse_while_importing_main
+    from rechunk_exec.executors.pool import PoolExecutor
+    from rechunk_exec.executors.processes import ProcessesExecutor
+    from rechunk_exec.executors.registry import check_stages, executor_named, known_names, resolve
+    from rechunk_exec.executors.serial import SerialExecutor
+    from rechunk_exec.executors.shared import Shared
+    from rechunk_exec.executors.staged import staged_copy
+    from rechunk_exec.executors.threads import ThreadsExecutor
+else:
+    __getattr__ = lazily.getter(
+        __name__,
+        {
+            "base": ["Executor", "WorkerShape", "worker_shape"],
+            "beam": ["BeamExecutor"],
+            "dask": ["DaskExecutor"],
+            "flink": ["FlinkExecutor"],
+            "function": ["FunctionExecutor"],
+            "futures": ["FuturesExecutor"],
+            "gpu": ["GpuExecutor"],
+            "machine": ["available_cores", "memory_left", "memory_limit"],
+            "main_module": ["refuse_while_importing_main"],
+            "pool": ["PoolExecutor"],
+            "processes": ["ProcessesExecutor"],
+            "registry": ["check_stages", "executor_named", "known_names", "resolve"],
+            "serial": ["SerialExecutor"],
+            "shared": ["Shared"],
+            "staged": ["staged_copy"],
+            "threads": ["ThreadsExecutor"],
+        },
+    )
 
 __all__ = [
     "BeamExecutor",
@@ -56,48 +78,5 @@ __all__ = [
 ]
 
 
-def staged_copy(stages: Sequence[Stage], executor: object = "serial", *, on_event: OnEvent | None = None) -> CopyReport:
-    """Run stages that you hold, whose arrays exist.
-
-    Parameters
-    ----------
-    stages : sequence of Stage
-        Such as :attr:`rechunk_exec.Rechunked.stages`. They run in order.
-    executor : str, Executor, concurrent.futures.Executor or callable
-        What runs them; see :func:`~rechunk_exec.executors.registry.resolve`. One made from a name is closed in the end.
-    on_event : callable, optional
-        Called with each :class:`~rechunk_exec.results.Event`.
-
-    Returns
-    -------
-    CopyReport
-
-    Raises
-    ------
-    TaskError
-        If a task failed for good.
-
-    Examples
-    --------
-    >>> staged_copy([]).tasks
-    0
-    """
-    if isinstance(stages, Stage):
-        raise TypeError("stages must be a sequence of stages; got a single one; put it in a list")
-    held = tuple(stages)
-    strangers = [stage for stage in held if not isinstance(stage, Stage)]  # type: ignore[redundant-expr]
-    if strangers:
-        raise TypeError(f"stages must be a sequence of Stage; got a {type(strangers[0]).__name__} in it")
-    chosen = resolve(executor)
-    with ExitStack() as stack:
-        close = getattr(chosen, "close", None)
-        if isinstance(executor, str) and callable(close):
-            stack.callback(close)
-        check_stages(chosen, held)
-        report: object = chosen.staged_copy(held, on_event=on_event)
-    if not isinstance(report, CopyReport):
-        raise RechunkError(
-            f"an executor's staged_copy must return a CopyReport; got {report!r} from {chosen.name!r}; return what "
-            "rechunk_exec.staged_copy returns, or give a plain function as executor"
-        )
-    return report
+def __dir__() -> list[str]:
+    return __all__
