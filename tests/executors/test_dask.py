@@ -26,6 +26,7 @@ from rechunk_exec.executors.daskcluster import DaskCluster
 from rechunk_exec.results import TaskResult
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 from rechunk_exec.testing.calls import Mark, left_by
+from tests.conftest import needed_module
 from tests.executors.clusters import end_cluster, running_cluster, start_cluster
 from tests.executors.contract import PoolContract, SurvivorContract
 from tests.executors.recording import Recording, make_result, make_stage
@@ -36,6 +37,7 @@ from tests.executors.workers import (
     environment,
     interrupted_when,
     length,
+    started,
     wait_until,
 )
 from tests.jobs import ToldCopy, assert_exact, assert_kept_promises, make_array
@@ -92,6 +94,12 @@ def client() -> Iterator[Any]:
         yield client
 
 
+def dask_with_its_settings() -> Any:
+    """The package. What is set before ``distributed`` is imported takes all of that one's settings away at its end."""
+    needed_module("distributed")
+    return needed_module("dask")
+
+
 def children() -> set[psutil.Process]:
     """The processes that this one has started, but for the one that multiprocessing keeps while the program runs."""
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
@@ -142,8 +150,7 @@ def test_names_and_clients(client: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_address_that_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dask
-
+    dask = dask_with_its_settings()
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "500ms"}),
         pytest.raises(RechunkError, match="must answer"),
@@ -180,8 +187,7 @@ def test_nothing_is_started_before_it_is_needed_and_nothing_is_left(tmp_path: Pa
 
 
 def test_workers_that_the_cluster_gave_up_are_started_again(tmp_path: Path) -> None:
-    import dask
-
+    dask = dask_with_its_settings()
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}), DaskExecutor(workers=2) as executor:
         executor.run_on_workers(_do_nothing)
         for nanny in executor._cluster._cluster.workers.values():
@@ -227,17 +233,11 @@ def test_an_interrupt_waits_for_what_runs_on_a_cluster_that_was_given(client: An
 def test_an_interrupt_at_the_terminal_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(_INTERRUPTED)
-    run = subprocess.Popen(
-        [sys.executable, script, tmp_path],
-        env=environment(),
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2)
-    family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
-    os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=PATIENCE_S)
+    with started(sys.executable, script, tmp_path, stderr=subprocess.PIPE) as run:
+        wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2)
+        family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=PATIENCE_S)
     assert run.returncode != 0
     assert "KeyboardInterrupt" in errors
     await_end(family)
@@ -258,11 +258,10 @@ if __name__ == "__main__":
 def test_a_killed_program_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(_INTERRUPTED)
-    run = subprocess.Popen([sys.executable, script, tmp_path], env=environment(), stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2)
-    family = psutil.Process(run.pid).children(recursive=True)
-    run.kill()
-    run.wait()
+    with started(sys.executable, script, tmp_path, stderr=subprocess.DEVNULL) as run:
+        wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2)
+        family = psutil.Process(run.pid).children(recursive=True)
+        run.kill()
     await_end(family)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -56,6 +57,15 @@ def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
     assert len(set(psutil.Process().children(recursive=True)) - before) == 2
     executor.close()
     assert set(psutil.Process().children(recursive=True)) == before
+
+
+def test_workers_that_do_not_end_by_themselves_are_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first had taken all the time there was; the others were killed, and left behind as they ended.
+    monkeypatch.setattr("rechunk_exec.executors.processes._LEAVE_S", 0.1)
+    with ProcessesExecutor(3) as executor:
+        executor.run_on_workers(_end_slowly)
+        workers = [worker._process for worker in executor._workers]
+    assert [worker.returncode for worker in workers] == [-signal.SIGKILL] * 3
 
 
 def test_one_that_is_forgotten_ends_its_workers() -> None:
@@ -203,6 +213,10 @@ class _Trap:
 
 def _do_nothing() -> None:
     """Be there."""
+
+
+def _end_slowly() -> None:
+    atexit.register(time.sleep, FOREVER_S)
 
 
 def _raise_stubborn(number: int) -> None:

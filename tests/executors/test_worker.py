@@ -19,7 +19,7 @@ from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors import ProcessesExecutor, worker_shape
 from rechunk_exec.executors.worker import WorkerProcess
 from tests.executors.recording import Recording, make_stage
-from tests.executors.workers import FOREVER_S, PATIENCE_S, await_end, environment, length, wait_until, workers_of
+from tests.executors.workers import FOREVER_S, PATIENCE_S, await_end, length, started, wait_until, workers_of
 
 
 def test_threads_are_bounded_before_libraries_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,14 +116,14 @@ def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> N
     script.write_text(SLOW)
     began = tmp_path / "began"
     began.mkdir()
-    with subprocess.Popen([sys.executable, script, began], env=environment(), stderr=subprocess.PIPE) as driver:
+    with started(sys.executable, script, began, stderr=subprocess.PIPE) as driver:
         wait_until(lambda: len(list(began.iterdir())) == 2)
         workers = [psutil.Process(int(path.name)) for path in began.iterdir()]
         driver.send_signal(how)
         _, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == -how
     await_end(workers)
-    assert errors.count(b"Traceback") == (how == signal.SIGINT)
+    assert errors.count("Traceback") == (how == signal.SIGINT)
 
 
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.8])
@@ -132,13 +132,7 @@ def test_the_interrupt_key_while_workers_start_and_work(tmp_path: Path, delay_s:
     script.write_text(SLOW)
     began = tmp_path / "began"
     began.mkdir()
-    with subprocess.Popen(
-        [sys.executable, script, began],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as driver:
+    with started(sys.executable, script, began, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
         assert driver.stdout is not None
         driver.stdout.readline()
         time.sleep(delay_s)
@@ -146,7 +140,7 @@ def test_the_interrupt_key_while_workers_start_and_work(tmp_path: Path, delay_s:
         os.killpg(driver.pid, signal.SIGINT)
         _, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == -signal.SIGINT
-    assert errors.count(b"Traceback") == 1, errors
+    assert errors.count("Traceback") == 1, errors
     await_end(workers)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +52,19 @@ def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+@contextmanager
+def started(*command: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program in a process group of its own, which is ended with the block if it has not ended by then."""
+    with subprocess.Popen(
+        list(map(str, command)), env=environment(), start_new_session=True, text=True, **options
+    ) as program:
+        try:
+            yield program
+        finally:
+            if program.poll() is None:
+                os.killpg(program.pid, signal.SIGKILL)
 
 
 def is_alive(process: psutil.Process) -> bool:
