@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.ma  # np.unique imports it when first called, where a Ctrl-C could break the import off
 
 from rechunk_exec.combining import AxisOptions, cells_of
 from rechunk_exec.grid import AxisSums, axis_sums, ceil_div

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import zarr
 
 from rechunk_exec import batch, executors, storage
 from rechunk_exec.budget import Budget
 from rechunk_exec.cost import CostModel
+from rechunk_exec.endrequests import EndRequests
 from rechunk_exec.errors import PlanError, RechunkError, StorageError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.keeper import Keeper
@@ -113,7 +112,8 @@ class Rechunked:
         """Create the arrays, run the stages, and remove what was only needed on the way.
 
         While this runs in the main thread of a program that does not handle the signal SIGTERM, that ends it like
-        Ctrl-C: workers are stopped, and what was done is on record.
+        Ctrl-C: workers are stopped, and what was done is on record. A request that Python loses, because it came in a
+        callback where an exception is only printed, ends the job after the task that is next done.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class Rechunked:
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
-            stack.enter_context(_ended_by_sigterm())
+            requests = stack.enter_context(EndRequests())
             if self._session is not None:
                 stack.enter_context(self._session.job())
             executors.check_stages(parts.executor, self.stages)
@@ -150,8 +150,9 @@ class Rechunked:
             begun = begin(self._work, lease)
             self.stages = begun.stages
             try:
-                report = self._run(begun, lease, on_event)
+                report = self._run(begun, lease, requests, on_event)
                 self._verify(begun, report)
+                requests.heed()
                 self._finish(begun, report, lease)
                 if self._session is not None:
                     self._session.commit(self._work.design.like)
@@ -201,7 +202,7 @@ class Rechunked:
         with contextlib.ExitStack() as stack:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
-            stack.enter_context(_ended_by_sigterm())
+            stack.enter_context(EndRequests())
             batch.refuse_unnamed(work.stages)
             temp = work.temp if work.intermediates else None
             batch.refuse_inside(name, [self._work.places.source, target, *([] if temp is None else [temp])])
@@ -268,7 +269,7 @@ class Rechunked:
             digest=self._parts.verify,
         )
 
-    def _run(self, begun: Begun, lease: storage.Lease, on_event: OnEvent | None) -> CopyReport:
+    def _run(self, begun: Begun, lease: storage.Lease, requests: EndRequests, on_event: OnEvent | None) -> CopyReport:
         """Run the tasks that are left."""
         keeper = Keeper(
             begun.journal, lease, told=_tells(self._parts.executor), left=sum(len(stage) for stage in begun.stages)
@@ -281,8 +282,9 @@ class Rechunked:
 
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
             listeners: list[OnEvent] = [tally.add, keeper, display, *([] if on_event is None else [on_event])]
-            tell = storage.merging(begun.stages, _all_of(listeners))
+            tell = storage.merging(begun.stages, _all_of(listeners, requests))
             report = executors.staged_copy(begun.stages, self._parts.executor, on_event=tell)
+            requests.heed()
         report = replace(
             report,
             stage_times=stage_times(tally, begun.stages, report, fresh_s),
@@ -359,10 +361,11 @@ def _tells(executor: Executor) -> bool:
     return not getattr(executor, "needs_records", False)
 
 
-def _all_of(listeners: Sequence[OnEvent]) -> OnEvent:
+def _all_of(listeners: Sequence[OnEvent], requests: EndRequests) -> OnEvent:
     def tell(event: Event) -> None:
         for listener in listeners:
             listener(event)
+        requests.heed()  # after the journal has been told
 
     return tell
 
@@ -370,21 +373,3 @@ def _all_of(listeners: Sequence[OnEvent]) -> OnEvent:
 def write_jobs(job: Rechunked, jobs: str | os.PathLike[str]) -> int:
     """Write the tasks of a planned job to a file, one line of JSON each; see :meth:`Rechunked.write_jobs`."""
     return job.write_jobs(jobs)
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Take SIGTERM for a wish to end, where nobody has said what it means: leave by an exception, not at once."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not ours:
-        yield
-        return
-
-    def end(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

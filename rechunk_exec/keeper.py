@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from rechunk_exec.copy import noted_by
-from rechunk_exec.errors import RechunkError, TaskError
+from rechunk_exec.errors import RechunkError, TargetExistsError, TaskError
 from rechunk_exec.results import Event, TaskFailure, TaskResult
 from rechunk_exec.storage import BEAT_S, MERGED_AT_ONCE, STALE_S, Journal, Lease
 
@@ -73,6 +73,8 @@ class Keeper:
             self._write()
             self._refuse_failure()
             return
+        if isinstance(error, Exception):
+            self._refuse_lost_claim(error)
         with suppress(RechunkError):  # such as a full disk, which is what the error may be about
             self._write()
         if isinstance(error, TaskError) and self._journal is not None:
@@ -84,8 +86,8 @@ class Keeper:
     def __call__(self, event: Event) -> None:
         """Take note of an event. Raises what went wrong with the journal, or with the claim, since the last one."""
         self._refuse_failure()
-        if time.monotonic() - self._beaten > STALE_S / 2:
-            self._beat()  # the process was asleep: see that it still has its claim before the next task is begun
+        if self._was_asleep:
+            self._beat()  # see that it still has its claim before the next task is begun
         if event.result is not None:
             with self._lock:
                 if (event.result.stage, event.result.index) not in self._taken:
@@ -111,6 +113,22 @@ class Keeper:
     def _count(self, result: TaskResult) -> None:
         self._done += 1
         self._bytes_written += result.bytes_written
+
+    @property
+    def _was_asleep(self) -> bool:
+        """Whether the claim was not written for so long that another driver may have taken it for dead."""
+        return time.monotonic() - self._beaten > STALE_S / 2
+
+    def _refuse_lost_claim(self, error: Exception) -> None:
+        """Raise that another driver has taken over, if so: a task may have failed since that one has removed arrays."""
+        failure: Exception | None = self._failure
+        if failure is None and self._was_asleep:
+            try:
+                self._beat()
+            except RechunkError as found:
+                failure = found
+        if isinstance(failure, TargetExistsError):
+            raise failure from error
 
     def _refuse_failure(self) -> None:
         if self._failure is not None:

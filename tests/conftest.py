@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -30,6 +31,15 @@ Needs = Callable[[str], ModuleType]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this test suite."""
     parser.addoption("--long", action="store_true", help="the fault harness runs many more rounds")
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C mean what it does, here and in the programs that tests start.
+
+    A shell that starts a program in the background has it ignore that signal, and so would all that it starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

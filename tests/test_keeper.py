@@ -272,6 +272,29 @@ def test_a_claim_that_is_gone_stops_the_job(
         job()
 
 
+@pytest.mark.parametrize("thread", ["has looked", "has not looked"])
+def test_a_task_that_fails_since_another_driver_has_taken_over_says_so(
+    thread: str, target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A driver that woke up told of an intermediate that is not there, which the other one had removed in the end.
+    monkeypatch.setattr(keeping, "WRITE_S", 0.01 if thread == "has looked" else 1000.0)
+    monkeypatch.setattr(keeping, "BEAT_S", 0.0)
+    monkeypatch.setattr(keeping, "STALE_S", 0.0)
+    gone = StorageError("the intermediate is not there")
+    (driver,) = Documents(target, read_only=True).names("drivers")
+    Documents(target, read_only=False).delete(f"drivers/{driver}")
+
+    def job() -> None:
+        with Keeper(journal, lease, told=True, left=9) as keeper:
+            if thread == "has looked":
+                wait_until(lambda: keeper._failure, "a beat")
+            raise gone
+
+    with pytest.raises(TargetExistsError, match="another has taken over") as raised:
+        job()
+    assert raised.value.__cause__ is gone
+
+
 def task_error(cause: BaseException | None) -> TaskError:
     error = TaskError("task 5 of stage 1 failed", stage=1, index=5)
     error.__cause__ = cause

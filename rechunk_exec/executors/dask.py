@@ -134,11 +134,11 @@ class DaskExecutor(PoolExecutor):
 
     def _finished(self) -> Sequence[Outcome]:
         while True:
-            self._look(_LOOK_S)
+            joined = self._look(_LOOK_S)
             self._dispatch()
-            outcomes, again = self._calls.received(_LOOK_S)
+            outcomes, again = self._calls.received(0.0 if joined else _LOOK_S)
             self._queue.extendleft(again)
-            if outcomes:
+            if outcomes or joined:
                 return outcomes
 
     def _settle(self, *, stop: bool) -> None:
@@ -157,8 +157,9 @@ class DaskExecutor(PoolExecutor):
         function: Shared[Callable[[], object]] = self.put(fn)
         nothing: Shared[Callable[[object], object]] = self.put(_do_nothing)
         self._set_ups.append(function)
-        self._cluster.wait()
         try:
+            _ = self._cluster.client  # which starts one of our own
+            self._cluster.wait()
             for member in list(self._cluster.members.values()):
                 call = Call(number=next(self._numbers), function=nothing, argument=None)
                 self._launch(self._calls.pack(call, self._set_ups), member)
@@ -184,10 +185,12 @@ class DaskExecutor(PoolExecutor):
     def _shut(self) -> None:
         self._cluster.end()
 
-    def _look(self, every_s: float = 0.0) -> None:
-        """See which workers there are; calls on one that has left are lost."""
+    def _look(self, every_s: float = 0.0) -> bool:
+        """See which workers there are; calls on one that has left are lost. Return whether one has joined."""
+        before = set(self._cluster.members)
         for gone in self._cluster.look(every_s):
             self._calls.lose(gone)
+        return not before.issuperset(self._cluster.members)
 
     def _room(self, member: Member) -> int:
         """How many calls may run in a worker at once."""

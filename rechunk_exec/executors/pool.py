@@ -71,7 +71,10 @@ class PoolExecutor(ABC):
 
     @abstractmethod
     def _finished(self) -> Sequence[Outcome]:
-        """Wait until a call has ended; return all that have. Each call that was started ends once."""
+        """Wait until a call has ended; return all that have. Each call that was started ends once.
+
+        None may have ended if there is room for others now.
+        """
 
     @abstractmethod
     def _settle(self, *, stop: bool) -> None:

@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rechunk_exec.copy import run_task
@@ -78,6 +79,10 @@ class RangeWork:
             As :meth:`check`; or if this process cannot write to the journal.
         """
         self.check()
+        with self._here.running():
+            return self._run(first, stop, done, attempts)
+
+    def _run(self, first: int, stop: int, done: Collection[int], attempts: int) -> Ran:
         here, journal = self._here, self.journal
         results: list[TaskResult] = []
         noted, noted_at = 0, time.monotonic()
@@ -137,14 +142,32 @@ class Here:
     """What a process keeps of one run."""
 
     places: threading.BoundedSemaphore
-    count: int
-    """How many places there are."""
+    """One for each task that may run at once."""
     errors: dict[tuple[int, int], BaseException] = field(default_factory=dict)
     """Of the tasks that failed for good in this process."""
     _checked: bool = False
     _stopped: bool = False
     _looked_at: float = 0.0
+    _ranges: int = 0
+    """How many are running."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ended: threading.Condition = field(init=False)
+    """Notified when a range has ended."""
+
+    def __post_init__(self) -> None:
+        self._ended = threading.Condition(self._lock)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Have :meth:`halt` wait for a range, until its results are noted."""
+        with self._lock:
+            self._ranges += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ranges -= 1
+                self._ended.notify_all()
 
     def check_once(self, work: RangeWork) -> None:
         """Refuse to work where this process is not one that the driver could have meant."""
@@ -166,17 +189,10 @@ class Here:
             self._checked = True
 
     def halt(self) -> None:
-        """Begin no other task in this process, and wait for those that run."""
+        """Begin no other task in this process, and wait for those that run, and until their results are noted."""
         with self._lock:
             self._stopped = True
-        held = 0
-        try:
-            while held < self.count:
-                self.places.acquire()
-                held += 1
-        finally:
-            for _ in range(held):
-                self.places.release()
+            self._ended.wait_for(lambda: not self._ranges)
 
     def stopped(self, journal: Journal) -> bool:
         """Whether a task has failed for good, here or, as far as was seen in the last second, elsewhere."""
@@ -196,4 +212,4 @@ def here_of(run: str, stage: Stage) -> Here:
 
 @functools.lru_cache(maxsize=_JOBS_KNOWN)
 def _here(run: str, tasks_at_once: int) -> Here:  # noqa: ARG001 - the run is what it is known by
-    return Here(places=threading.BoundedSemaphore(tasks_at_once), count=tasks_at_once)
+    return Here(places=threading.BoundedSemaphore(tasks_at_once))

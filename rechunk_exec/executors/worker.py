@@ -28,6 +28,9 @@ from rechunk_exec.executors.main_module import MainModule
 from rechunk_exec.executors.remote import Failure, Reply, run_call, run_set_up
 from rechunk_exec.executors.shared import ARRIVALS, Shared
 
+_KILLED_S = 10.0
+"""How long a process that was killed is waited for."""
+
 # The paths come first: rechunk_exec itself may be found by one of them only.
 _PROGRAM = """
 import signal, sys
@@ -149,7 +152,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may hold it; that must not hold us
-            self._process.wait(timeout_s)
+            self._process.wait(_KILLED_S)
         return -signal.SIGKILL
 
     def kill(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rechunk_exec.executors import BeamExecutor
@@ -38,24 +39,37 @@ def prism_binary() -> str:
 @contextmanager
 def prism_service() -> Iterator[str]:
     """The address of Prism as a job service in a process of its own."""
+    service, port = _started(5)
+    try:
+        yield f"localhost:{port}"
+    finally:
+        service.kill()
+        service.wait()
+
+
+def _started(tries: int) -> tuple[subprocess.Popen[bytes], int]:
+    """Start Prism as a job service, at a port that is free; which may be taken by somebody else before it is there."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     service = subprocess.Popen(
         [prism_binary(), f"-job_port={port}", "-serve_http=false"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    while service.poll() is None:
+        if _listens(service, port):
+            return service, port
+        time.sleep(0.05)
+    assert tries > 1, "Prism has ended"
+    return _started(tries - 1)
+
+
+def _listens(service: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether a process, and no other one, answers at a port."""
     try:
-        while True:
-            assert service.poll() is None, "Prism has ended"
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield f"localhost:{port}"
-    finally:
-        service.kill()
-        service.wait()
+        connections = psutil.Process(service.pid).net_connections("tcp")
+    except psutil.Error:  # it is at its end
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
 
 
 def in_memory(*flags: str) -> BeamExecutor:

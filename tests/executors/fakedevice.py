@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numcodecs
 
 from rechunk_exec.executors import GpuExecutor
 from rechunk_exec.executors.devices import VISIBLE, FoundDevice, Piece
+from tests.executors.workers import wait_until
 
 LOG = "FAKE_DEVICE_LOG"
 """The variable that names the folder it writes to."""
@@ -22,9 +22,10 @@ _AT_START = os.environ.get(VISIBLE)
 class FakeBackend:
     """Streams as nvCOMP's, from numcodecs and zlib."""
 
-    def __init__(self, pool_bytes: int = 0, seconds: float = 0.0) -> None:
+    def __init__(self, pool_bytes: int = 0) -> None:
         self.pool_bytes = pool_bytes
-        self.seconds = seconds
+        self.first_waits_for: Callable[[], bool] | None = None
+        """What must have come about before the next batch is done; forgotten then."""
         self.batches: list[list[Piece]] = []
         self.most_bytes = 0
         self._alone = threading.Lock()
@@ -41,7 +42,9 @@ class FakeBackend:
         try:
             self.batches.append(list(pieces))
             self.most_bytes = max(self.most_bytes, sum(piece.device_bytes for piece in pieces))
-            time.sleep(self.seconds)
+            if self.first_waits_for is not None:
+                wait_until(self.first_waits_for)
+                self.first_waits_for = None
             for piece in pieces:
                 if piece.out is not None:
                     piece.out[:] = _decode(piece.algorithm, bytes(piece.content), len(piece.out))

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from tests.conftest import needed_module
+from tests.executors.workers import is_alive
 
 _ROOT = Path(__file__).parents[2]
 _UP_S = 120.0
@@ -127,14 +128,6 @@ def running_flink(folder: Path, task_managers: int = 2, slots: int = 2) -> Itera
         for process in left:
             process.kill()
     assert not left, f"processes were left: {left}"
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether a process has not ended, though nobody may have asked for its exit status."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,11 +23,23 @@ from rechunk_exec.errors import MissingExtraError, PlanError, RechunkError, Stor
 from rechunk_exec.executors import DaskExecutor, PoolExecutor, available_cores, executor_named, resolve, sight
 from rechunk_exec.executors import worker_shape as shape_of
 from rechunk_exec.executors.daskcluster import DaskCluster
-from rechunk_exec.tasks import ArrayRef, Stage
+from rechunk_exec.results import TaskResult
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from rechunk_exec.testing.calls import Mark, left_by
+from tests.conftest import needed_module
 from tests.executors.clusters import end_cluster, running_cluster, start_cluster
 from tests.executors.contract import PoolContract, SurvivorContract
-from tests.executors.recording import Recording, make_stage
-from tests.executors.workers import environment, length, wait_until
+from tests.executors.recording import Recording, make_result, make_stage
+from tests.executors.workers import (
+    FOREVER_S,
+    PATIENCE_S,
+    await_end,
+    environment,
+    interrupted_when,
+    length,
+    started,
+    wait_until,
+)
 from tests.jobs import ToldCopy, assert_exact, assert_kept_promises, make_array
 
 
@@ -68,11 +81,23 @@ class TestClusterOfThreads(OnGivenCluster):
     threads = 2
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer for workers than a program should: a machine with much to do may need a minute to start some."""
+    monkeypatch.setattr("rechunk_exec.executors.daskcluster._WAIT_S", PATIENCE_S)
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     """Two worker processes of one thread each, for all tests that leave them as they are."""
     with running_cluster(2) as client:
         yield client
+
+
+def dask_with_its_settings() -> Any:
+    """The package. What is set before ``distributed`` is imported takes all of that one's settings away at its end."""
+    needed_module("distributed")
+    return needed_module("dask")
 
 
 def children() -> set[psutil.Process]:
@@ -125,8 +150,7 @@ def test_names_and_clients(client: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_address_that_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import dask
-
+    dask = dask_with_its_settings()
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "500ms"}),
         pytest.raises(RechunkError, match="must answer"),
@@ -163,31 +187,30 @@ def test_nothing_is_started_before_it_is_needed_and_nothing_is_left(tmp_path: Pa
 
 
 def test_workers_that_the_cluster_gave_up_are_started_again(tmp_path: Path) -> None:
-    import dask
-
+    dask = dask_with_its_settings()
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}), DaskExecutor(workers=2) as executor:
+        executor.run_on_workers(_do_nothing)
+        for nanny in executor._cluster._cluster.workers.values():
+            nanny.auto_restart = False  # else a worker may be back before it is given up
         executor.task_function = Recording(tmp_path, dies={(0, 0): 1, (0, 1): 1})
         report = executor.staged_copy([make_stage(0, 10)])
-        assert report.tasks == 10
-        # In 10 ms a worker may be back already, have been given its task again, and be given up all the same.
-        assert 2 <= report.retries <= 4
+        assert (report.tasks, report.retries) == (10, 2)
+
+
+def test_workers_are_started_to_be_set_up(tmp_path: Path) -> None:
+    with DaskExecutor(workers=2) as executor:
+        executor.run_on_workers(Mark(tmp_path, "ready"))
+        pids = left_by(tmp_path, "ready")
+        assert len(pids) == len(set(pids) - {os.getpid()}) == 2
 
 
 def test_an_interrupt_ends_the_processes_that_it_started(tmp_path: Path) -> None:
     before = children()
     with DaskExecutor(workers=2) as executor:
         assert list(executor.map(abs, [-1])) == [1]
-        executor.task_function = recording = Recording(tmp_path, seconds=60)
-
-        def interrupt_us() -> None:
-            wait_until(lambda: len(recording.tries()) == 2)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        interrupt = threading.Thread(target=interrupt_us)
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
+        executor.task_function = recording = Recording(tmp_path, seconds=FOREVER_S)
+        with interrupted_when(lambda: len(recording.tries()) == 2):
             executor.staged_copy([make_stage(0, 10)])
-        interrupt.join()
         assert children() == before
         assert recording.entries() == []
         executor.task_function = Recording(tmp_path)
@@ -197,16 +220,8 @@ def test_an_interrupt_ends_the_processes_that_it_started(tmp_path: Path) -> None
 def test_an_interrupt_waits_for_what_runs_on_a_cluster_that_was_given(client: Any, tmp_path: Path) -> None:
     executor = DaskExecutor(client)
     executor.task_function = recording = Recording(tmp_path, seconds=1)
-
-    def interrupt_us() -> None:
-        wait_until(lambda: len(recording.tries()) == 2)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    interrupt = threading.Thread(target=interrupt_us)
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-        executor.staged_copy([make_stage(0, 50)])
-    interrupt.join()
+    with interrupted_when(lambda: len(recording.tries()) >= 2):
+        executor.staged_copy([make_stage(0, 200)])
     tried = recording.tries()
     assert {(entry["stage"], entry["index"]) for entry in recording.entries()} == tried.keys(), "one still runs"
     time.sleep(1.5)
@@ -218,30 +233,24 @@ def test_an_interrupt_waits_for_what_runs_on_a_cluster_that_was_given(client: An
 def test_an_interrupt_at_the_terminal_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(_INTERRUPTED)
-    run = subprocess.Popen(
-        [sys.executable, script, tmp_path],
-        env=environment(),
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2, timeout_s=30)
-    family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
-    os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=40)
+    with started(sys.executable, script, tmp_path, stderr=subprocess.PIPE) as run:
+        wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2)
+        family = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=PATIENCE_S)
     assert run.returncode != 0
     assert "KeyboardInterrupt" in errors
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    await_end(family)
 
 
-_INTERRUPTED = """
+_INTERRUPTED = f"""
 import pathlib, sys
 from rechunk_exec.executors import DaskExecutor
 from tests.executors.recording import Recording, make_stage
 
 if __name__ == "__main__":
     with DaskExecutor(workers=2) as executor:
-        executor.task_function = Recording(pathlib.Path(sys.argv[1]), seconds=60)
+        executor.task_function = Recording(pathlib.Path(sys.argv[1]), seconds={FOREVER_S})
         executor.staged_copy([make_stage(0, 10)])
 """
 
@@ -249,12 +258,11 @@ if __name__ == "__main__":
 def test_a_killed_program_leaves_no_process(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(_INTERRUPTED)
-    run = subprocess.Popen([sys.executable, script, tmp_path], env=environment(), stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2, timeout_s=30)
-    family = psutil.Process(run.pid).children(recursive=True)
-    run.kill()
-    run.wait()
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    with started(sys.executable, script, tmp_path, stderr=subprocess.DEVNULL) as run:
+        wait_until(lambda: len(list(tmp_path.glob("*.tries"))) == 2)
+        family = psutil.Process(run.pid).children(recursive=True)
+        run.kill()
+    await_end(family)
 
 
 def test_a_script_without_guard_is_told(tmp_path: Path) -> None:
@@ -353,19 +361,20 @@ def test_get_client_works_inside_a_task(client: Any) -> None:
 def test_a_worker_that_is_killed_in_the_middle(tmp_path: Path) -> None:
     with running_cluster(2) as client:
         executor = DaskExecutor(client)
-        executor.task_function = recording = Recording(tmp_path, seconds=0.5)
+        executor.task_function = recording = Recording(tmp_path, seconds=2.0)
+        executor.run_on_workers(_do_nothing)  # both are ready, and begin their first tasks together
         victim = workers_of(client)[0]
 
         def kill_one() -> None:
-            wait_until(lambda: len(recording.tries()) == 2)
+            wait_until(lambda: len(recording.tries()) >= 2)
             victim.kill()
 
         killer = threading.Thread(target=kill_one)
         killer.start()
-        report = executor.staged_copy([make_stage(0, 6)])
+        report = executor.staged_copy([make_stage(0, 4)])
         killer.join()
-        assert (report.tasks, report.retries) == (6, 1)
-        assert sorted(recording.tries().values()) == [1, 1, 1, 1, 1, 2]
+        assert (report.tasks, report.retries) == (4, 1)
+        assert sorted(recording.tries().values()) == [1, 1, 1, 2]
         assert victim.pid not in {entry["pid"] for entry in recording.entries()}
 
 
@@ -374,10 +383,10 @@ def test_a_worker_that_dies_while_idle_costs_no_try(tmp_path: Path) -> None:
         executor = DaskExecutor(client)
         executor.task_function = recording = Recording(tmp_path, seconds=0.02)
         executor.staged_copy([make_stage(0, 8)])
+        before = client.nthreads().keys()
         for worker in workers_of(client):
             worker.kill()
-            worker.wait(5)
-        wait_until(lambda: not client.nthreads())
+        wait_until(lambda: not before & client.nthreads().keys())
         report = executor.staged_copy([make_stage(1, 8)])
         assert (report.tasks, report.retries) == (8, 0)
         assert set(recording.tries().values()) == {1}
@@ -387,10 +396,11 @@ def test_a_worker_that_joins_gets_tasks_and_one_that_is_retired_gets_none(tmp_pa
     with running_cluster(1) as client:
         executor = DaskExecutor(client)
         assert shape_of(executor).workers == 1
-        executor.task_function = recording = Recording(tmp_path, seconds=0.1)
-        threading.Timer(0.5, client.cluster.scale, [2]).start()
-        executor.staged_copy([make_stage(0, 60)])
-        assert len({entry["pid"] for entry in recording.entries()}) == 2
+        executor.task_function = _AtOnceInTwo(tmp_path)
+        client.cluster.scale(2)
+        executor.staged_copy([make_stage(0, 6)])
+        assert len(list(tmp_path.glob("*.pid"))) == 2
+        executor.task_function = Recording(tmp_path)
         assert shape_of(executor).workers == 2
         client.cluster.scale(1)
         wait_until(lambda: len(client.nthreads()) == 1)
@@ -403,7 +413,7 @@ def test_a_cluster_that_goes_away_ends_the_job(tmp_path: Path) -> None:
         executor.task_function = recording = Recording(tmp_path, seconds=0.5)
 
         def close() -> None:
-            wait_until(lambda: len(recording.tries()) == 2)
+            wait_until(lambda: len(recording.tries()) >= 2)
             client.cluster.close()
 
         closer = threading.Thread(target=close)
@@ -534,6 +544,18 @@ def test_a_cluster_is_looked_at_now_and_then_only(client: Any) -> None:
     assert len(cluster.members) == 2
 
 
+@dataclass(frozen=True)
+class _AtOnceInTwo:
+    """A task function whose tasks end when tasks have begun in two processes."""
+
+    folder: Path
+
+    def __call__(self, task: CopyTask) -> TaskResult:
+        (self.folder / f"{os.getpid()}.pid").touch()
+        wait_until(lambda: len(list(self.folder.glob("*.pid"))) == 2)
+        return make_result(task)
+
+
 class _Versions:
     """Stands for :func:`sight.versions` here; workers, which unpickle it as the real one, give the real ones."""
 
@@ -545,6 +567,10 @@ class _Versions:
 
     def __reduce__(self) -> Any:
         return getattr, (sight, "versions")
+
+
+def _do_nothing() -> None:
+    """Be there."""
 
 
 def _keys(dask_scheduler: Any) -> list[str]:

@@ -83,8 +83,10 @@ def all_at_once(queue: DeviceQueue, pieces: list[bytes]) -> list[bytes | Excepti
 
 
 def test_pieces_of_several_threads_go_in_batches_within_the_budget() -> None:
-    backend = FakeBackend(seconds=0.05)
+    backend = FakeBackend()
     queue = DeviceQueue(backend, 7000, ["zstd"])
+    # The first piece is done when all the others wait.
+    backend.first_waits_for = lambda: len(queue._waiting) == 7
     pieces = contents(8)
     assert all_at_once(queue, pieces) == pieces
     assert queue.in_flight(1000) == 3
@@ -117,9 +119,11 @@ def test_what_is_taken() -> None:
 
 
 def test_a_damaged_piece_does_not_take_the_others_with_it() -> None:
-    backend = FakeBackend(seconds=0.05)
+    backend = FakeBackend()
     queue = DeviceQueue(backend, 10**6, ["zstd"])
     streams = [queue.encode("zstd", memoryview(piece)) for piece in contents(6)]
+    # The first piece that is decoded is done when all the others wait.
+    backend.first_waits_for = lambda: len(queue._waiting) == 5
     streams[3] = b"no stream" * 5
     outcomes: list[object] = [None] * 6
     started = threading.Barrier(6)

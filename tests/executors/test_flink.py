@@ -20,9 +20,9 @@ from rechunk_exec.executors import FlinkExecutor, executor_named, resolve, worke
 from rechunk_exec.executors.sight import Landmarks
 from rechunk_exec.results import Event
 from tests.conftest import Needs
-from tests.executors.flink_cluster import Cluster, held_gateway, is_alive, running_flink
+from tests.executors.flink_cluster import Cluster, held_gateway, running_flink
 from tests.executors.recording import ALWAYS, most_at_once
-from tests.executors.workers import wait_until
+from tests.executors.workers import is_alive, wait_until
 from tests.jobs import ToldCopy, assert_exact, assert_kept_promises, make_array
 
 SHAPE = (32, 48, 24)
@@ -146,7 +146,7 @@ def test_a_task_manager_that_is_killed(cluster: Cluster, plan: Plan, source: Any
         assert_kept_promises(job)
         assert not list(Path(str(job.stages[1].target.store)).rglob("*.partial"))
         assert len(orphans) >= 2, "its Python processes do not outlive it"
-        wait_until(lambda: not any(map(is_alive, orphans)), timeout_s=60)
+        wait_until(lambda: not any(map(is_alive, orphans)))
     finally:
         cluster.script("taskmanager.sh", "start")
         cluster.wait_for_slots(4)
@@ -223,7 +223,7 @@ def test_an_interrupt_ends_the_job_and_its_workers(cluster: Cluster, tmp_path: P
     _, errors = run.communicate(timeout=JOB_S)
     assert "KeyboardInterrupt" in errors
     assert "is unfinished" in errors
-    wait_until(lambda: {process.pid for process in cluster.processes()} <= before, timeout_s=60)
+    wait_until(lambda: {process.pid for process in cluster.processes()} <= before)
     cluster.wait_for_slots(4)
     assert not list(told.glob("*.json"))
 

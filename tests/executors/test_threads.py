@@ -1,28 +1,46 @@
 from __future__ import annotations
 
-import os
 import signal
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from rechunk_exec.executors import ThreadsExecutor
+from rechunk_exec.results import TaskResult
+from rechunk_exec.tasks import CopyTask
 from tests.executors.contract import PoolContract
-from tests.executors.recording import Recording, make_stage, most_at_once
+from tests.executors.recording import Recording, make_result, make_stage, most_at_once
+from tests.executors.workers import PATIENCE_S, interrupted_when
 
 
 def test_an_interrupt_lets_running_tasks_end_and_starts_none(tmp_path: Path) -> None:
-    with ThreadsExecutor(2) as executor:
-        executor.task_function = recording = Recording(tmp_path, seconds=1.0)
-        timer = threading.Timer(0.4, os.kill, [os.getpid(), signal.SIGINT])
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            executor.staged_copy([make_stage(0, 50, tasks_per_worker=2)])
-        assert len(recording.entries()) == len(recording.tries()) == 2
-        executor.task_function = Recording(tmp_path)
-        assert executor.staged_copy([make_stage(1, 3)]).tasks == 3
+    begun, ended, interrupted = [], [], threading.Event()
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def end_after_the_interrupt(task: CopyTask) -> TaskResult:
+        begun.append(task.index)
+        assert interrupted.wait(PATIENCE_S)
+        time.sleep(0.2)
+        ended.append(task.index)
+        return make_result(task)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with ThreadsExecutor(2) as executor:
+            executor.task_function = end_after_the_interrupt
+            with interrupted_when(lambda: len(begun) == 2):
+                executor.staged_copy([make_stage(0, 50, tasks_per_worker=2)])
+            assert sorted(begun) == sorted(ended) == [0, 1]
+            executor.task_function = Recording(tmp_path)
+            assert executor.staged_copy([make_stage(1, 3)]).tasks == 3
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_plan_may_ask_for_fewer_tasks_at_once(tmp_path: Path) -> None:
@@ -30,9 +48,18 @@ def test_a_plan_may_ask_for_fewer_tasks_at_once(tmp_path: Path) -> None:
         for tasks_per_worker in (1, 3, 6, 9):
             folder = tmp_path / str(tasks_per_worker)
             folder.mkdir()
-            executor.task_function = recording = Recording(folder, seconds=0.05)
+            wanted = min(6, tasks_per_worker)
+            recording, together = Recording(folder, seconds=0.05), threading.Barrier(wanted)
+
+            def meet(
+                task: CopyTask, together: threading.Barrier = together, recording: Recording = recording
+            ) -> TaskResult:
+                together.wait(PATIENCE_S)  # which as many others must begin meanwhile as are wanted
+                return recording(task)
+
+            executor.task_function = meet
             executor.staged_copy([make_stage(0, 12, tasks_per_worker=tasks_per_worker)])
-            assert most_at_once(recording.entries()) == min(6, tasks_per_worker)
+            assert most_at_once(recording.entries()) <= wanted
 
 
 @pytest.mark.parametrize("workers, error", [(0, ValueError), (-1, ValueError), ("2", TypeError), (True, TypeError)])

@@ -19,7 +19,7 @@ from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors import ProcessesExecutor, worker_shape
 from rechunk_exec.executors.worker import WorkerProcess
 from tests.executors.recording import Recording, make_stage
-from tests.executors.workers import environment, length, wait_until, workers_of
+from tests.executors.workers import FOREVER_S, PATIENCE_S, await_end, length, started, wait_until, workers_of
 
 
 def test_threads_are_bounded_before_libraries_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,14 +94,14 @@ def test_a_dead_worker_whose_child_holds_its_pipe(two: ProcessesExecutor, tmp_pa
     assert list(two.map(abs, [-1])) == [1]
 
 
-SLOW = """
+SLOW = f"""
 import os, signal, sys, threading, time
 import rechunk_exec.executors as ex
 from pathlib import Path
 
 def slow(number):
-    Path(sys.argv[1], f"{os.getpid()}").touch()
-    time.sleep(60)
+    Path(sys.argv[1], str(os.getpid())).touch()
+    time.sleep({FOREVER_S})
 
 if __name__ == "__main__":
     with ex.ProcessesExecutor(2) as executor:
@@ -116,14 +116,14 @@ def test_workers_end_with_their_parent(tmp_path: Path, how: signal.Signals) -> N
     script.write_text(SLOW)
     began = tmp_path / "began"
     began.mkdir()
-    with subprocess.Popen([sys.executable, script, began], env=environment(), stderr=subprocess.PIPE) as driver:
-        wait_until(lambda: len(list(began.iterdir())) == 2, timeout_s=30)
-        pids = [int(path.name) for path in began.iterdir()]
+    with started(sys.executable, script, began, stderr=subprocess.PIPE) as driver:
+        wait_until(lambda: len(list(began.iterdir())) == 2)
+        workers = [psutil.Process(int(path.name)) for path in began.iterdir()]
         driver.send_signal(how)
-        _, errors = driver.communicate(timeout=10)
+        _, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == -how
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), timeout_s=5)
-    assert errors.count(b"Traceback") == (how == signal.SIGINT)
+    await_end(workers)
+    assert errors.count("Traceback") == (how == signal.SIGINT)
 
 
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.8])
@@ -132,22 +132,16 @@ def test_the_interrupt_key_while_workers_start_and_work(tmp_path: Path, delay_s:
     script.write_text(SLOW)
     began = tmp_path / "began"
     began.mkdir()
-    with subprocess.Popen(
-        [sys.executable, script, began],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as driver:
+    with started(sys.executable, script, began, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as driver:
         assert driver.stdout is not None
         driver.stdout.readline()
         time.sleep(delay_s)
         workers = psutil.Process(driver.pid).children(recursive=True)
         os.killpg(driver.pid, signal.SIGINT)
-        _, errors = driver.communicate(timeout=10)
+        _, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode == -signal.SIGINT
-    assert errors.count(b"Traceback") == 1, errors
-    wait_until(lambda: not any(worker.is_running() for worker in workers), timeout_s=5)
+    assert errors.count("Traceback") == 1, errors
+    await_end(workers)
 
 
 def _disposition(number: int) -> Any:

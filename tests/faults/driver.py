@@ -100,8 +100,8 @@ def main(text: str) -> None:
     keeper.WRITE_S = order.write_s
     for module in (keeper, lease):
         module.__dict__.update(BEAT_S=order.beat_s, STALE_S=order.stale_s)
-    print("ready", flush=True)
     with slow_executor(order) as executor:
+        print("ready", flush=True)
         job = rx.rechunk(
             order.source,
             tuple(order.chunks),

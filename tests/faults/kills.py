@@ -47,7 +47,8 @@ WHOLE_CHUNKS = {"chunks": [True, True], "pieces": [False, True], "three stages":
 EXECUTORS = ("serial", "threads", "processes", "dask")
 AIMS = ("group", "group", "group", "driver", "worker", "SIGTERM", "SIGINT")
 """Who is killed, and by what if not by SIGKILL; as often as it is named."""
-_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
+"""How long a driver may take, on a machine with much to do."""
 _OURS = re.compile(r"\.rechunk_exec-[0-9a-f]{12}\.lock|\.target\.[0-9a-f]{12}\.removed")
 """What may be beside a target while its job is unfinished."""
 
@@ -239,7 +240,7 @@ class Killing:
             if aim is not None:
                 self._wait_for_a_moment(driver, scene.tasks - len(known), sum(ran_before.values()))
                 self._kill(driver, aim)
-            output, errors = driver.communicate(timeout=_PATIENCE_S)
+            output, errors = driver.communicate(timeout=PATIENCE_S)
         finally:
             _end_group(driver)
         ran = Counter(tasks_begun(scene.log))

@@ -18,7 +18,7 @@ import zarr
 import rechunk_exec as rx
 from tests.conftest import Needs
 from tests.faults.driver import tasks_begun
-from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, Figures, Killing, Scene, run_jobs
+from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, PATIENCE_S, Figures, Killing, Scene, run_jobs
 from tests.jobs import make_array
 from tests.values import position_values, same_bits
 
@@ -45,26 +45,27 @@ def test_killed_in_three_stages_and_resumed(executor: str, tmp_path: Path, long:
 
 @pytest.mark.parametrize("aim", ["SIGTERM", "SIGINT"])
 def test_an_end_on_request_loses_no_task_that_was_done_and_tells_how_to_go_on(aim: str, tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "processes", seconds=0.1)
+    scene = Scene(tmp_path, "processes", seconds=0.4)
     scene.order = replace(scene.order, write_s=1000.0)  # what is in the journal was flushed at the end
     driver = scene.start()
     while len(tasks_begun(scene.log)) < 8:
         assert driver.poll() is None, driver.communicate()
         time.sleep(0.005)
     os.killpg(driver.pid, signal.Signals[aim])
-    _, errors = driver.communicate(timeout=60)
+    _, errors = driver.communicate(timeout=PATIENCE_S)
     assert driver.returncode in {128 + signal.SIGTERM, 1, 130, -signal.SIGINT}
     assert "the same call with mode='resume' goes on from here" in errors
     begun, known = set(tasks_begun(scene.log)), scene.journalled()
     assert known <= begun
     assert len(begun - known) <= 2, "only what was running is to be run again"
+    scene.order = replace(scene.order, seconds=0.0)
     Killing(scene, random.Random(0), Figures()).run(0)
 
 
 def test_a_finished_job_is_not_begun_again(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "serial", seconds=0.0)
     for tasks in (scene.tasks, 0):
-        output, errors = scene.start().communicate(timeout=60)
+        output, errors = scene.start().communicate(timeout=PATIENCE_S)
         assert json.loads(output.splitlines()[-1])["tasks"] == tasks, errors
         scene.check_finished()
 
