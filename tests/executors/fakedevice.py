@@ -12,7 +12,8 @@ from pathlib import Path
 import numcodecs
 
 from rechunk_exec.executors import GpuExecutor
-from rechunk_exec.executors.devices import VISIBLE, FoundDevice, Piece
+from rechunk_exec.executors.devicequeue import Piece
+from rechunk_exec.executors.devices import VISIBLE, FoundDevice
 
 LOG = "FAKE_DEVICE_LOG"
 """The variable that names the folder it writes to."""
