@@ -21,7 +21,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 PYTHON_NEEDED = {"disp_xr": (3, 12)}
 """Packages that cannot be had on every Python that this package supports."""
-APART = frozenset({"pyflink", "flink_jar"})
+APART = frozenset({"pyflink", "flink_jar", "flink_master"})
 """What ``all`` does not ask for, only its name does: a package that wants an environment of its own, and a file that
 Beam fetches where it can."""
 

@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import zarr
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 import rechunk_exec as rx
 from rechunk_exec.cli import ExitCode, main
-from rechunk_exec.cli.options import parse_sizes
+from rechunk_exec.cli.commands import program
+from rechunk_exec.cli.parsing import parse_sizes
 from rechunk_exec.machine_report import TOUCHED_BYTES, FreshMemory
 
 SHAPE = (12, 40, 36)
@@ -333,6 +335,22 @@ def test_an_interrupt_tells_what_it_leaves(
 def test_version_and_help() -> None:
     assert run_process("--version").stdout == "rechunk-exec 0.1.0\n"
     assert "--max-mem" in run("rechunk", "--help").stdout
+
+
+def test_an_option_is_the_same_in_all_commands_that_have_it() -> None:
+    # What it stands for, and its type; a command may have its own default, and say in its own words what that does.
+    found: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    commands: dict[tuple[str, ...], int] = {}
+    for command in program.commands.values():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                words = (*parameter.opts, *parameter.secondary_opts)
+                commands[words] = commands.get(words, 0) + 1
+                traits = (repr(parameter.type), parameter.metavar, parameter.is_flag, parameter.multiple)
+                found.setdefault(words, set()).add(traits)
+    assert {words: traits for words, traits in found.items() if len(traits) > 1} == {}
+    shared = {words[0] for words, count in commands.items() if count > 1}
+    assert shared >= {"--chunks", "--max-mem", "--executor", "--stage", "--array", "--temp-store", "--zarr-format"}
 
 
 def test_an_unknown_command_is_wrong_usage() -> None:

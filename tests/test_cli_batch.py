@@ -6,7 +6,7 @@ import pytest
 import zarr
 
 from rechunk_exec.batch import INDEX_VARIABLES
-from rechunk_exec.cli.batch import parse_range
+from rechunk_exec.cli.parsing import parse_range
 from tests.jobs import ZarrArray, assert_exact, make_array, snapshot
 from tests.test_cli import run, run_json
 
@@ -63,6 +63,7 @@ def test_a_job_from_the_first_to_the_last_command(
     assert "the job has ended" in run("run-task", jobs).stdout
     assert_exact(zarr.open_array(target, mode="r"), source)
     assert {path.name for path in tmp_path.iterdir()} == {"source.zarr", "target.zarr", "jobs.jsonl"}
+    assert not (tmp_path / "target.zarr" / ".rechunk_exec" / "temp").exists(), "no intermediate is left"
 
 
 def test_failed_tells_why_and_writes_the_lines_to_a_file_of_their_own(tmp_path: Path, source: ZarrArray) -> None:

@@ -12,27 +12,13 @@ import rechunk_exec as rx
 from rechunk_exec import wire
 from rechunk_exec.batch import INDEX_VARIABLES, JobsFile, unfinished_lines
 from rechunk_exec.cli.commands import program, report_document, results_console, show_plan
-from rechunk_exec.cli.options import JobOptions, executor_options, opened_executor, parsed_by, plan_options
+from rechunk_exec.cli.options import JobOptions, executor_options, opened_executor, option, plan_options
 from rechunk_exec.cli.outcome import print_json, reporting_errors
+from rechunk_exec.cli.parsing import parse_range, parsed_by
 from rechunk_exec.cli.watching import show
 
 NAMED_FAILURES = 20
 """Errors of lines that the text tells; JSON tells all."""
-
-
-def parse_range(text: str) -> range:
-    """Numbers of lines, from one to before another, like a slice.
-
-    >>> parse_range("3:7"), parse_range(":2")
-    (range(3, 7), range(0, 2))
-    """
-    first, colon, stop = text.partition(":")
-    if not colon or not all(not part or part.isdecimal() for part in (first, stop)):
-        raise ValueError(f"{text!r} is not like 0:100, 100: or :100")
-    numbers = range(int(first or 0), int(stop) if stop else 2**62)
-    if numbers.start >= numbers.stop:
-        raise ValueError(f"{text!r} is empty: the second number is the first that is left out")
-    return numbers
 
 
 @program.command()
@@ -80,7 +66,7 @@ def init(*, source: str, target: str, jobs: str, as_json: bool, **options: Any) 
     metavar="A:B",
     help="Lines from number A to before B, one after the other; those beyond the last are left out.",
 )
-@click.option("--stage", type=click.IntRange(min=0), metavar="K", help="Count the lines of this stage only.")
+@option("--stage")
 @reporting_errors
 def run_line(*, jobs: str, index: int | None, numbers: range | None, stage: int | None, as_json: bool) -> None:
     """Run one line of the file JOBS, or several.
@@ -102,7 +88,7 @@ def run_line(*, jobs: str, index: int | None, numbers: range | None, stage: int 
 
 @program.command()
 @click.argument("jobs")
-@click.option("--stage", type=click.IntRange(min=0), metavar="K", help="Of this stage, and counted within it.")
+@option("--stage", help="Of this stage, and counted within it.")
 @click.option("--to", metavar="FILE", help="Also write these lines to FILE, for an array that counts from 0.")
 @reporting_errors
 def failed(*, jobs: str, stage: int | None, to: str | None, as_json: bool) -> None:

@@ -12,14 +12,13 @@ from rich.console import Console
 import rechunk_exec as rx
 from rechunk_exec import wire
 from rechunk_exec.api import describe
-from rechunk_exec.cli.options import JobOptions, executor_options, job_options, opened_executor, parsed_by
+from rechunk_exec.cli.options import JobOptions, executor_options, job_options, opened_executor, option
 from rechunk_exec.cli.outcome import ExitCode, print_json, reporting_errors
 from rechunk_exec.demo import DEMO_SIZES, DemoRequest, run_demo
 from rechunk_exec.machine_report import inspect_machine, installed_version
 from rechunk_exec.plans import Plan
 from rechunk_exec.report.tables import alternatives_table, facts_table, plan_table, report_table
 from rechunk_exec.results import CopyReport
-from rechunk_exec.sizes import parse_bytes
 
 NAMED_BOXES = 20
 """Boxes that differ, of which the text names each; JSON names all."""
@@ -80,12 +79,7 @@ def plan(*, source: str, target: str | None, as_json: bool, **options: Any) -> N
     metavar="SHARE",
     help="Compare only this share of the target's write units, 0.01 for one of a hundred; all if not given.",
 )
-@click.option(
-    "--max-mem",
-    callback=parsed_by(parse_bytes),
-    metavar="SIZE",
-    help="Memory of one worker process over its idle footprint; not bounded if not given.",
-)
+@option("--max-mem", help="Memory of one worker process over its idle footprint; not bounded if not given.")
 @executor_options
 @reporting_errors
 def verify(  # noqa: PLR0913 - one for each option
@@ -131,12 +125,7 @@ def verify(  # noqa: PLR0913 - one for each option
     show_default=True,
     help="; ".join(f"{name}: {size}" for name, size in DEMO_SIZES.items()) + ".",
 )
-@click.option(
-    "--max-mem",
-    callback=parsed_by(parse_bytes),
-    metavar="SIZE",
-    help="Memory of one worker; what suits the size if not given.",
-)
+@option("--max-mem", help="Memory of one worker; what suits the size if not given.")
 @executor_options
 @click.option("--keep/--no-keep", default=True, show_default=True, help="Leave the two stores there.")
 @reporting_errors
@@ -151,7 +140,7 @@ def demo(*, folder: Path, size: str, executor: str, workers: int | None, as_json
 
 @program.command()
 @click.argument("store", required=False)
-@click.option("--array", metavar="NAME", help="Path of the array inside STORE.")
+@option("--array", help="Path of the array inside STORE.")
 @reporting_errors
 def info(*, store: str | None, array: str | None, as_json: bool) -> None:
     """Show what the array STORE is, and whether the job that writes it has finished.

@@ -8,41 +8,27 @@ import click
 
 import rechunk_exec as rx
 from rechunk_exec.cli.commands import program, results_console
-from rechunk_exec.cli.options import ZARR_FORMATS, parse_sizes, parsed_by
+from rechunk_exec.cli.options import ZARR_FORMATS, option
 from rechunk_exec.cli.outcome import reporting_errors
 from rechunk_exec.cost import CostModel
 from rechunk_exec.report.tables import facts_table
 from rechunk_exec.report.tally import format_seconds
-from rechunk_exec.sizes import format_bytes, parse_bytes
+from rechunk_exec.sizes import format_bytes
 
 
 @program.command()
 @click.argument("source")
 @click.argument("target", required=False)
-@click.option(
-    "--chunks",
-    "target_chunks",
-    callback=parsed_by(parse_sizes),
-    metavar="SIZES",
-    help="Chunks of the target, as for `rechunk`; the source's if not given.",
-)
-@click.option(
-    "--shards",
-    "target_shards",
-    callback=parsed_by(parse_sizes),
-    metavar="SIZES",
-    help="Shards of the target, as for `rechunk`.",
-)
-@click.option(
+@option("--chunks", "target_chunks", help="Chunks of the target, as for `rechunk`; the source's if not given.")
+@option("--shards", "target_shards", help="Shards of the target, as for `rechunk`.")
+@option(
     "--max-mem",
-    callback=parsed_by(parse_bytes),
     default="1GB",
     show_default=True,
-    metavar="SIZE",
     help="Memory that the job will have for a worker, and the probe has.",
 )
-@click.option("--temp-store", metavar="PATH", help="Where intermediates are to go; beside the target if not given.")
-@click.option("--zarr-format", type=click.Choice(["2", "3"]), help="Of the target; the source's if not given.")
+@option("--temp-store")
+@option("--zarr-format")
 @click.option("--cores", type=click.IntRange(min=1), metavar="N", help="Cores to measure with; all if not given.")
 @click.option("--cached", is_flag=True, help="Read the source from the page cache, not from the disk.")
 @click.option(

@@ -9,6 +9,7 @@ import click
 import rechunk_exec as rx
 from rechunk_exec import wire
 from rechunk_exec.cli.commands import program, results_console
+from rechunk_exec.cli.options import option
 from rechunk_exec.cli.outcome import print_json, reporting_errors
 from rechunk_exec.jobstatus import JobStatus
 
@@ -18,7 +19,7 @@ WATCH_S = 2.0
 
 @program.command()
 @click.argument("target")
-@click.option("--array", metavar="NAME", help="Path of the array inside TARGET.")
+@option("--array")
 @click.option("--watch", is_flag=True, help="Look again every two seconds, until nobody runs the job any more.")
 @reporting_errors
 def status(*, target: str, array: str | None, watch: bool, as_json: bool) -> None:

@@ -1,29 +1,23 @@
 """The workers of a ``distributed`` cluster: who they are and what they have. Layer: executors, below dask.
 
-Nothing is scheduled here; whether they will do is seen in :mod:`.daskfitness`.
-``distributed`` is imported here only, when a :class:`DaskCluster` is made.
+Nothing is scheduled here; whether they will do is seen in :mod:`.daskfitness`, and :mod:`.daskclient` talks to
+``distributed``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import os
-import signal
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from rechunk_exec.errors import MissingExtraError, RechunkError
+from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors import sight
+from rechunk_exec.executors.daskclient import DaskClient
 from rechunk_exec.executors.daskfitness import Fitness, Member, refuse_memory, refuse_unseen, spare_memory, unseen_from
-from rechunk_exec.executors.machine import thread_limits
-from rechunk_exec.executors.main_module import refuse_while_importing_main
 from rechunk_exec.executors.shared import ARRIVALS, Shared
 from rechunk_exec.tasks import Stage
 
@@ -47,58 +41,30 @@ class DaskCluster:
     """
 
     def __init__(self, given: object, *, size: int, cores: int) -> None:
-        distributed = _distributed()
-        if not (given is None or isinstance(given, str | distributed.Client)):
-            raise TypeError(f"client must be a distributed.Client or the address of a scheduler; got {given!r}")
-        if isinstance(given, distributed.Client) and given.asynchronous:
-            raise TypeError(f"client must not be asynchronous, since executors wait; got {given!r}")
-        self.local = given is None
         self.members: dict[str, Member] = {}
         self.fitness = Fitness()
-        self._size, self._cores = size, cores
-        self._cluster: Any = None
-        self._client: Any = None if isinstance(given, str) else given
-        self._owned = not isinstance(given, distributed.Client)
+        self._connection = DaskClient(given, size=size, cores=cores)
         self._looked_s = self._seen_s = time.monotonic()
-        if isinstance(given, str):
-            try:
-                self._client = distributed.Client(given, set_as_default=False)
-            except (OSError, ValueError, TimeoutError) as error:
-                raise RechunkError(
-                    f"a scheduler must answer at the address given as client; got {given!r}: {error}"
-                ) from error
         if not self.local:
             self.wait()
 
     @property
+    def local(self) -> bool:
+        """Whether its workers are processes that are started here."""
+        return self._connection.local
+
+    @property
     def started(self) -> bool:
         """Whether there is a client now."""
-        return self._client is not None
+        return self._connection.client is not None
 
     @property
     def client(self) -> Any:
         """The client; a cluster of our own is started if it has not been."""
-        if self._client is None:
-            distributed = _distributed()
-            refuse_while_importing_main()
-            try:
-                # No limit of memory, for the plan has one. The dashboard at any free port: others use the usual one.
-                self._cluster = distributed.LocalCluster(
-                    n_workers=self._size,
-                    threads_per_worker=1,
-                    processes=True,
-                    memory_limit=None,
-                    dashboard_address="127.0.0.1:0",
-                    env=thread_limits(self._cores),
-                )
-                self._client = distributed.Client(self._cluster, set_as_default=False)
-            except RuntimeError as error:
-                raise RechunkError(
-                    f"worker processes must start; got {type(error).__name__}: {error}; what they printed may say why. "
-                    'What starts a job in a script stands under the guard `if __name__ == "__main__":`'
-                ) from error
+        if not self.started:
+            self._connection.start()
             self.wait()
-        return self._client
+        return self._connection.client
 
     def wait(self) -> None:
         """Wait until there is a worker."""
@@ -123,9 +89,9 @@ class DaskCluster:
         if now - self._looked_s < every_s:
             return []
         try:
-            if self._client.status != "running":
-                raise RuntimeError(f"the client is {self._client.status}")
-            threads: Mapping[str, int] = self._client.nthreads()
+            if self._connection.client.status != "running":
+                raise RuntimeError(f"the client is {self._connection.client.status}")
+            threads: Mapping[str, int] = self._connection.client.nthreads()
         except (OSError, RuntimeError, TimeoutError, AttributeError) as error:
             raise RechunkError(
                 f"the scheduler must answer until the job is done; it does not: {type(error).__name__}: {error}; keep "
@@ -135,9 +101,7 @@ class DaskCluster:
         self.fitness.forget_all_but(threads)
         left = [self.members.pop(address) for address in self.members.keys() - threads.keys()]
         self._admit({address: threads[address] for address in threads if address not in self.members})
-        if self._cluster is not None and len(self.members) < self._size:
-            # It gives up workers that do not start again in good time, which on a busy machine they may not.
-            self._cluster.scale(self._size)
+        self._connection.refill(len(self.members))
         if self.members:
             self._seen_s = now
         elif now - self._seen_s > _WAIT_S:
@@ -153,10 +117,10 @@ class DaskCluster:
         A worker that has gone is an OSError, at once: a connection to it would be tried for half a minute.
         """
         chosen = list(self.members if addresses is None else addresses)
-        loop = self._client.loop.asyncio_loop
+        loop = self._connection.client.loop.asyncio_loop
         calls = {address: asyncio.run_coroutine_threadsafe(self._call(function, address), loop) for address in chosen}
         while futures.wait(calls.values(), _PATIENCE_S).not_done:
-            there = self._client.nthreads()
+            there = self._connection.client.nthreads()
             for address in calls.keys() - there.keys():
                 calls[address].cancel()
         return {
@@ -164,7 +128,7 @@ class DaskCluster:
         }
 
     async def _call(self, function: Callable[..., object], address: str) -> object:
-        answers: dict[str, object] = await self._client.run(function, workers=[address], on_error="return")
+        answers: dict[str, object] = await self._connection.client.run(function, workers=[address], on_error="return")
         return answers[address]
 
     def share(self, member: Member, needs: Mapping[str, Shared[Any]]) -> None:
@@ -193,29 +157,21 @@ class DaskCluster:
         if self.local or not stages:  # processes of this machine see what this one does
             return
         self.fitness.refuse_unfit()
-        told: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        told: Mapping[str, Any] = self._connection.client.scheduler_info(n_workers=-1)["workers"]
         refuse_memory(self.members, told, max(stage.plan.peak_bytes for stage in stages))
         refuse_unseen(self.ask(partial(unseen_from, sight.Landmarks.of(stages))))
 
     def spare_bytes(self) -> int | None:
         """Return the bytes that a task may use in the worker with the least; None where one has no limit."""
-        return spare_memory(self.members, self._client.scheduler_info(n_workers=-1)["workers"])
+        return spare_memory(self.members, self._connection.client.scheduler_info(n_workers=-1)["workers"])
 
     def end(self, *, at_once: bool = False) -> None:
         """Let go of what was started here: the client, the processes. A client that was given stays as it is.
 
         Processes end when their tasks have, or after some seconds; ``at_once``, they are killed.
         """
-        client, cluster, self._client, self._cluster = self._client, self._cluster, None, None
         self.members.clear()
-        for nanny in cluster.workers.values() if cluster is not None and at_once else ():
-            nanny.auto_restart = False
-            with suppress(ProcessLookupError, TypeError):  # it has no process any more
-                os.kill(nanny.pid, signal.SIGKILL)
-        if self._owned and client is not None:
-            client.close()
-        if cluster is not None:
-            cluster.close()
+        self._connection.end(at_once=at_once)
 
     def _admit(self, threads: Mapping[str, int]) -> None:
         """Take on new workers, if their versions will do."""
@@ -223,19 +179,6 @@ class DaskCluster:
         for address, there in answers.items():
             if not isinstance(there, OSError) and self.fitness.admits(address, there):  # else it has gone again
                 self.members[address] = Member(address, threads[address])
-
-
-def is_client(thing: object) -> bool:
-    """Whether something is a client of ``distributed``, which is not imported for that."""
-    distributed = sys.modules.get("distributed")
-    return distributed is not None and isinstance(thing, distributed.Client)
-
-
-def _distributed() -> Any:
-    try:
-        return importlib.import_module("distributed")
-    except ImportError as error:
-        raise MissingExtraError("distributed", "dask") from error
 
 
 def _keep(objects: Sequence[tuple[str, bytes]], forgotten: Sequence[str]) -> None:

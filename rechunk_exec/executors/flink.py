@@ -15,7 +15,8 @@ from rechunk_exec.copy import run_task
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import WorkerShape, check_count
 from rechunk_exec.executors.copyrun import nobody
-from rechunk_exec.executors.flinksession import RESTARTS, FlinkSession, require_pyflink, root_cause
+from rechunk_exec.executors.flinkjob import root_cause
+from rechunk_exec.executors.flinksession import RESTARTS, FlinkSession, require_pyflink
 from rechunk_exec.executors.flinkshape import check_address
 from rechunk_exec.executors.flinkworker import RangeWorker
 from rechunk_exec.executors.missing import missing_runs

@@ -1,4 +1,4 @@
-"""The only user of PyFlink: a session with a cluster, and jobs in it. Layer: executors, below flink.
+"""The only user of PyFlink: a session with a cluster, which takes jobs. Layer: executors, below flink.
 
 A session is made when it is needed, since PyFlink starts a Java process for it. What a cluster offers is asked without
 one (:mod:`.flinkshape`).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from rechunk_exec.errors import MissingExtraError, RechunkError
 from rechunk_exec.executors.base import WorkerShape
+from rechunk_exec.executors.flinkjob import FlinkJob, root_cause
 from rechunk_exec.executors.flinkshape import shape_at, shape_here
 from rechunk_exec.executors.machine import available_cores
 
@@ -30,8 +30,6 @@ _OPTIONS = {
 }
 _SUBMITTED = "PYFLINK_GATEWAY_PORT"
 """Set in the environment of programs that ``flink run`` has started."""
-_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*([^\s].*)")
-_CAUSED = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 _LOOPBACK = "python.loopback-server.address"
 """Set in a session on this machine whose Python workers are threads of this process."""
 
@@ -119,52 +117,12 @@ class FlinkSession:
         return dict(Configuration(j_configuration=java).to_dict())
 
 
-class FlinkJob:
-    """A job that was submitted."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._end = client.get_job_execution_result()
-
-    def is_done(self) -> bool:
-        """Whether the job has ended, well or not."""
-        return bool(self._end.done())
-
-    def problem(self) -> Exception | None:
-        """Wait for the end; return why the job failed, or None if it went well."""
-        try:
-            self._end.result()
-        except Exception as error:  # noqa: BLE001 - whatever Java says
-            return error
-        return None
-
-    def cancel(self) -> None:
-        """End the job and its workers, whatever they are at, and wait until that is done."""
-        with contextlib.suppress(Exception):  # it may have ended by itself, and the cluster too
-            self._client.cancel().result()
-            self.problem()
-
-
 def require_pyflink() -> None:
     """Raise :class:`MissingExtraError` unless PyFlink is installed."""
     try:
         import pyflink.datastream  # noqa: F401 - the first of its parts that needs all of what it is built on
     except ImportError as error:
         raise MissingExtraError("apache-flink", "flink") from error
-
-
-def root_cause(error: BaseException) -> str:
-    r"""Return the last line of what Java or the Python of a worker says that tells a reason.
-
-    Examples
-    --------
-    >>> root_cause(RuntimeError("JobExecutionException: failed\nCaused by: java.io.IOException: no"))
-    'java.io.IOException: no'
-    """
-    raised = _RAISED.findall(str(error))
-    caused = _CAUSED.findall(str(error))
-    first = [f"{type(error).__name__}: {line}" for line in str(error).splitlines()[:1]]
-    return str((raised or caused or first or [type(error).__name__])[-1])
 
 
 def _remote(address: str, options: Mapping[str, str]) -> Any:

@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from rechunk_exec import storage
 from rechunk_exec.errors import PlanError, RechunkError
 from rechunk_exec.executors.base import check_count
-from rechunk_exec.executors.devices import (
-    VISIBLE,
-    DeviceBackend,
-    DeviceQueue,
-    FoundDevice,
-    device_budget,
-    nvml_devices,
-    visible_devices,
-)
+from rechunk_exec.executors.devicequeue import DeviceBackend, DeviceQueue
+from rechunk_exec.executors.devices import VISIBLE, FoundDevice, device_budget, nvml_devices, visible_devices
 from rechunk_exec.executors.nvcomp import NvcompBackend, refuse_missing
 from rechunk_exec.executors.processes import ProcessesExecutor
 from rechunk_exec.sizes import format_bytes, parse_bytes
@@ -96,12 +89,10 @@ class GpuExecutor(ProcessesExecutor):
                 f"{format_bytes(self.device_max_mem)}; make one larger or the other smaller"
             )
         self._codecs = tuple(codecs)
+        self._workers.variables = tuple({VISIBLE: name} for name in self.devices)
         # As run_on_workers does it, but nothing is started before it is needed.
         open_device = OpenDevice(type(self).open_backend, pool_bytes, self.device_max_mem, self._codecs)
-        self._set_ups.append(self.put(open_device))
-
-    def _environment(self, slot: int) -> dict[str, str]:
-        return super()._environment(slot) | {VISIBLE: self.devices[slot]}
+        self._workers.set_ups.append(self.put(open_device))
 
     def _notes(self) -> tuple[str, ...]:
         return (

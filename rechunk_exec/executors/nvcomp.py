@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rechunk_exec.errors import MissingExtraError, StorageError
-from rechunk_exec.executors.devices import Piece
+from rechunk_exec.executors.devicequeue import Piece
 
 PACKAGES = {"cupy": "cupy", "rmm": "rmm", "nvidia.nvcomp": "nvidia-nvcomp-cu12"}
 """What is imported, and the package that it is from."""

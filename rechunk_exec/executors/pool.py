@@ -1,31 +1,30 @@
 """Pools of workers: scheduling, written once for all of them. Layer: executors.
 
-A back end says how to start a call and how to wait for the next one to end: four small methods. From them
-:class:`PoolExecutor` makes ``map``, ``put``, ``run_on_workers`` and ``staged_copy``: stages in order with a full
-barrier, three tries a task, events, results in order, and nothing left running when an error is raised.
+A back end says how to start a call and how to wait for the next one to end: four small methods. From them, and from
+the two loops of :mod:`.scheduling`, :class:`PoolExecutor` makes ``map``, ``put``, ``run_on_workers`` and
+``staged_copy``: stages in order with a full barrier, three tries a task, events, results in order, and nothing left
+running when an error is raised.
 
 All of it runs in the caller's thread, which is the only one that calls back.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 from rechunk_exec.copy import run_task
-from rechunk_exec.errors import RechunkError, TaskError
+from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors.base import WorkerShape, check_count
 from rechunk_exec.executors.calls import Call, Outcome
-from rechunk_exec.executors.copyrun import TRIES, CopyRun, StageTask, is_permanent, nobody, task_error
+from rechunk_exec.executors.copyrun import CopyRun, StageTask, nobody
+from rechunk_exec.executors.scheduling import Lane, results_in_order, run_stage
 from rechunk_exec.executors.shared import Shared
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult, in_order
 from rechunk_exec.tasks import CopyTask, Stage
@@ -151,7 +150,8 @@ class PoolExecutor(ABC):
         with self._job(self._after_copy):
             run.tell(Event(kind="start", total=sum(len(stage) for stage in stages)))
             for stage in stages:
-                self._run_stage(stage, run)
+                work: Shared[Callable[[int], TaskResult]] = self.put(StageTask(self.task_function, stage))
+                run_stage(self._lane, work, stage, run)
         return CopyReport(
             executor=self.name,
             results=in_order(run.results),
@@ -205,75 +205,9 @@ class PoolExecutor(ABC):
         return call.number
 
     def _map(self, fn: Shared[Callable[[T], R]], tasks: Iterator[T], window: int) -> Iterator[R]:
-        flying: dict[int, _Mapped[T]] = {}
-        ended: dict[int, Outcome] = {}
-        numbered = enumerate(tasks)
-        turn = 0
         with self._job():
-            while True:
-                room = min(self._slots(None) - len(flying), window - len(flying) - len(ended))
-                for place, task in itertools.islice(numbered, max(0, room)):
-                    flying[self._begin(fn, task)] = _Mapped(place, task)
-                if not flying:
-                    return
-                for outcome in self._finished():
-                    mapped = flying.pop(outcome.number, None)
-                    if mapped is None:
-                        continue  # of an earlier job, whose end was interrupted
-                    if outcome.lost and mapped.tries < TRIES:
-                        flying[self._begin(fn, mapped.task)] = dataclasses.replace(mapped, tries=mapped.tries + 1)
-                    else:
-                        ended[mapped.place] = outcome
-                while turn in ended:
-                    yield cast(R, _value(ended.pop(turn)))
-                    turn += 1
+            yield from results_in_order(self._lane, fn, tasks, window)
 
-    def _run_stage(self, stage: Stage, run: CopyRun) -> None:
-        """Run all tasks of a stage; none is running any more when this returns or raises."""
-        work: Shared[Callable[[int], TaskResult]] = self.put(StageTask(self.task_function, stage))
-        fresh = iter(range(len(stage)))
-        again: deque[int] = deque()
-        failures: dict[int, int] = {}
-        flying: dict[int, int] = {}
-        fatal: TaskError | None = None
-        while True:
-            # Asked each time: workers may join and leave.
-            while fatal is None and len(flying) < self._slots(stage.plan.tasks_per_worker):
-                index = again.popleft() if again else next(fresh, None)
-                if index is None:
-                    break
-                flying[self._begin(work, index)] = index
-            if not flying:
-                break
-            for outcome in self._finished():
-                index = flying.pop(outcome.number, None)
-                if index is None:
-                    continue  # of an earlier job, whose end was interrupted
-                if outcome.error is None:
-                    run.done(cast(TaskResult, outcome.value), attempts=failures.pop(index, 0) + 1)
-                    continue
-                failures[index] = TRIES if is_permanent(outcome.error) else failures.get(index, 0) + 1
-                if failures[index] == TRIES:
-                    fatal = fatal or task_error(stage[index], outcome.error)
-                elif fatal is None:
-                    again.append(index)
-                    run.failed(stage, stage.task_number(index), outcome.error)
-        if fatal is not None:
-            raise fatal
-
-
-@dataclass(frozen=True, slots=True)
-class _Mapped(Generic[T]):
-    """A task of a map that is in flight."""
-
-    place: int
-    task: T
-    tries: int = 1
-
-
-def _value(outcome: Outcome) -> object:
-    if isinstance(outcome.error, Exception):
-        raise outcome.error
-    if outcome.error is not None:  # not to be taken for an exit or an interrupt of this process
-        raise RechunkError(f"a call must return or raise an Exception; got {outcome.error!r}") from outcome.error
-    return outcome.value
+    @property
+    def _lane(self) -> Lane:
+        return Lane(slots=self._slots, begin=self._begin, finished=self._finished)

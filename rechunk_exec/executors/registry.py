@@ -11,7 +11,7 @@ from rechunk_exec.errors import PlanError, RechunkError
 from rechunk_exec.executors.base import Executor
 from rechunk_exec.executors.beam import BeamExecutor
 from rechunk_exec.executors.dask import DaskExecutor
-from rechunk_exec.executors.daskcluster import is_client
+from rechunk_exec.executors.daskclient import is_client
 from rechunk_exec.executors.flink import FlinkExecutor
 from rechunk_exec.executors.function import FunctionExecutor
 from rechunk_exec.executors.futures import FuturesExecutor

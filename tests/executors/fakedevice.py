@@ -11,7 +11,8 @@ from pathlib import Path
 import numcodecs
 
 from rechunk_exec.executors import GpuExecutor
-from rechunk_exec.executors.devices import VISIBLE, FoundDevice, Piece
+from rechunk_exec.executors.devicequeue import Piece
+from rechunk_exec.executors.devices import VISIBLE, FoundDevice
 from tests.executors.workers import wait_until
 
 LOG = "FAKE_DEVICE_LOG"

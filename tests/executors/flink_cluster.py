@@ -114,7 +114,8 @@ def running_flink(folder: Path, task_managers: int = 2, slots: int = 2) -> Itera
         shutil.copy(path, conf)
     given = (home / "conf" / "config.yaml").read_text()
     opens = next(line for line in given.splitlines() if line.strip().startswith("all: --add-exports"))
-    (conf / "config.yaml").write_text(_CONFIG.format(opens=opens.strip(), rest=rest, rpc=rpc, slots=slots))
+    options = f"{opens.strip()} {_SHORT_LIVED}"
+    (conf / "config.yaml").write_text(_CONFIG.format(options=options, rest=rest, rpc=rpc, slots=slots))
     (conf / "masters").write_text(f"localhost:{rest}\n")
     (conf / "workers").write_text("localhost\n" * task_managers)
     cluster = Cluster(f"127.0.0.1:{rest}", folder, home)
@@ -162,11 +163,13 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of Java: what it would spend on compiling a cluster's code well does not come back in some minutes."""
 _CONFIG = """\
 env:
   java:
     opts:
-      {opens}
+      {options}
 jobmanager:
   bind-host: localhost
   rpc:
@@ -190,6 +193,9 @@ rest:
   bind-address: localhost
   port: {rest}
   bind-port: {rest}
+# On a busy machine Java may take longer to start than the 10 s that it is given.
+pekko:
+  startup-timeout: 100 s
 # A task manager that was killed is missed soon.
 heartbeat:
   interval: 1000

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zarr
 
@@ -14,6 +17,7 @@ from rechunk_exec.batch.executor import BatchExecutor
 from rechunk_exec.errors import RechunkError, SerializationError
 from rechunk_exec.executors import executor_named, known_names, resolve, staged_copy, worker_shape
 from rechunk_exec.results import Event
+from tests.executors.workers import environment, wait_until
 from tests.jobs import QUICK_STAGES, assert_exact, make_array, snapshot
 
 SHAPE = (12, 12, 12)
@@ -80,7 +84,7 @@ def test_lines_of_a_process_that_died_are_run_again(tmp_path: Path, monkeypatch:
             if len(started) in {1, 2}:
                 self.kill()
 
-    monkeypatch.setattr("rechunk_exec.batch.executor.subprocess.Popen", Dying)
+    monkeypatch.setattr("rechunk_exec.batch.lineprocesses.subprocess.Popen", Dying)
     job = plan(tmp_path)
     assert_exact(job.execute(), zarr.open_array(tmp_path / "source", mode="r"))
     assert len(started) > 4
@@ -123,3 +127,34 @@ def test_stores_without_a_name_are_refused_and_nothing_is_written(tmp_path: Path
 def test_wrong_options() -> None:
     with pytest.raises(ValueError, match="workers must be at least 1"):
         BatchExecutor(0)
+
+
+_INTERRUPTED = """
+import pathlib, sys
+import rechunk_exec as rx
+from tests.executors.test_batch_executor import plan
+
+if __name__ == "__main__":
+    plan(pathlib.Path(sys.argv[1])).execute()
+"""
+
+
+def test_an_interrupt_at_the_terminal_leaves_no_process_and_an_unfinished_target(tmp_path: Path) -> None:
+    plan(tmp_path)  # which makes the source
+    script = tmp_path / "job.py"
+    script.write_text(_INTERRUPTED)
+    run = subprocess.Popen(
+        [sys.executable, script, tmp_path], env=environment(), start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    driver = psutil.Process(run.pid)
+    wait_until(lambda: len(driver.children()) == 2 or run.poll() is not None, timeout_s=120)
+    family = [driver, *driver.children(recursive=True)]
+    os.killpg(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert "is unfinished" in errors
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert rx.status(tmp_path / "target").state == "unfinished"
+    again = plan(tmp_path, mode="resume")
+    assert_exact(again.execute(), zarr.open_array(tmp_path / "source", mode="r"))

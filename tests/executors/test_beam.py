@@ -480,17 +480,33 @@ def test_a_job_that_outlasts_the_job_servers_time_limit(tmp_path: Path, folder: 
         assert_exact(job.execute(), make_source(tmp_path))
 
 
-def test_flink(tmp_path: Path) -> None:
-    """Beam's own FlinkRunner, on a cluster inside its job server."""
+def flink_master(where: str) -> str:
+    """What ``--flink_master`` takes: a cluster inside the job server, or one that somebody has started."""
+    if where == "embedded":
+        return "[local]"
+    address = os.environ.get("RECHUNK_EXEC_FLINK_MASTER")
+    if not address:
+        if is_required("flink_master"):
+            pytest.fail("RECHUNK_EXEC_REQUIRE asks for flink_master; RECHUNK_EXEC_FLINK_MASTER must be its HOST:PORT")
+        pytest.skip("RECHUNK_EXEC_FLINK_MASTER does not name a cluster of Flink")
+    return address
+
+
+def flink_job_server() -> list[str]:
+    """The option that names Beam's job server; none where Beam is to fetch it."""
     jar = os.environ.get("RECHUNK_EXEC_FLINK_JAR")
     if not jar:
         if is_required("flink_jar"):
             pytest.fail("RECHUNK_EXEC_REQUIRE asks for flink_jar; RECHUNK_EXEC_FLINK_JAR must name Beam's job server")
-        pytest.skip("RECHUNK_EXEC_FLINK_JAR does not name Beam's job server for Flink")
-    executor = BeamExecutor(
-        "FlinkRunner",
-        ["--flink_master=[local]", f"--flink_job_server_jar={jar}", "--environment_type=LOOPBACK", "--parallelism=2"],
-    )
+        pytest.skip("RECHUNK_EXEC_FLINK_JAR does not name Beam's job server for Flink, nor has it fetched")
+    return [] if jar == "fetch" else [f"--flink_job_server_jar={jar}"]
+
+
+@pytest.mark.parametrize("where", ["embedded", "cluster"])
+def test_flink(where: str, tmp_path: Path) -> None:
+    """Beam's own FlinkRunner. It needs a file that is on no package index, and Beam fetches where it may."""
+    options = [*flink_job_server(), f"--flink_master={flink_master(where)}"]
+    executor = BeamExecutor("FlinkRunner", [*options, "--environment_type=LOOPBACK", "--parallelism=2"])
     job = plan(tmp_path, executor)
     assert_exact(job.execute(), make_source(tmp_path))
     assert_kept_promises(job)

@@ -22,7 +22,8 @@ class TestFlink(ExecutorContract):
     @classmethod
     def cluster(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         folder = tmp_path_factory.mktemp("flink")
-        with held_gateway(), running_flink(folder) as cluster, pytest.MonkeyPatch.context() as patch:
+        # A slot in each of two task managers: what a job costs there is the start of a Python process for each slot.
+        with held_gateway(), running_flink(folder, slots=1) as cluster, pytest.MonkeyPatch.context() as patch:
             for name, value in cluster.environment.items():
                 patch.setenv(name, value)  # for the Java process
             cls.address = cluster.address

@@ -8,13 +8,8 @@ import threading
 import pytest
 
 from rechunk_exec.errors import PlanError, StorageError
-from rechunk_exec.executors.devices import (
-    DeviceQueue,
-    FoundDevice,
-    device_budget,
-    nvml_devices,
-    visible_devices,
-)
+from rechunk_exec.executors.devicequeue import DeviceQueue
+from rechunk_exec.executors.devices import FoundDevice, device_budget, nvml_devices, visible_devices
 from tests.executors.fakedevice import FakeBackend
 
 FOUND = [FoundDevice(name=f"GPU-{letter}", total_bytes=size) for letter, size in (("a", 1000), ("b", 500), ("c", 800))]

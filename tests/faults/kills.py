@@ -83,10 +83,20 @@ def _counts(counter: Counter[str]) -> str:
 
 
 class Scene:
-    """A source, a place for a target and intermediates, and things of other people that must survive."""
+    """A source, a place for a target and intermediates, and things of other people that must survive.
+
+    ``apart`` says whether intermediates go to a temp store, or to their place with the target.
+    """
 
     def __init__(
-        self, folder: Path, executor: str, seconds: float = 0.02, *, replaces: bool = False, form: str = "chunks"
+        self,
+        folder: Path,
+        executor: str,
+        seconds: float = 0.02,
+        *,
+        replaces: bool = False,
+        form: str = "chunks",
+        apart: bool = True,
     ) -> None:
         self.folder = folder
         self.source = folder / "source"
@@ -102,7 +112,7 @@ class Scene:
         self.order = Order(
             source=str(self.source),
             target=str(self.target),
-            temp=str(self.temp),
+            temp=str(self.temp) if apart else None,
             log=str(self.log),
             chunks=CHUNKS,
             max_mem=MAX_MEM,
@@ -115,7 +125,7 @@ class Scene:
             CHUNKS,
             MAX_MEM,
             self.target,
-            temp_store=self.temp,
+            temp_store=self.order.temp,
             executor="serial",
             progress=False,
             **self.order.exact_options(),
@@ -204,7 +214,8 @@ class Scene:
         assert [path.name for path in self.temp.iterdir()] == ["mine"]
         left = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.name.endswith(".partial")]
         assert left == []
-        assert not (self.target / ".rechunk_exec" / "drivers").exists()
+        for folder in ("drivers", "temp"):
+            assert not (self.target / ".rechunk_exec" / folder).exists()
         assert not [path for path in self.folder.iterdir() if _OURS.fullmatch(path.name)]
 
 
@@ -319,7 +330,8 @@ def run_jobs(folder: Path, executors: tuple[str, ...], kills: int, seed: int, fi
         place.mkdir()
         turn = number // len(executors)
         form = list(FORMS)[turn % len(FORMS)]
-        scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form)
+        apart = turn // len(FORMS) % 2 == 1
+        scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form, apart=apart)
         left = kills - sum(figures.kills.values())
         Killing(scene, chance, figures).run(min(left, chance.randint(2, 4)))
         shutil.rmtree(place)

@@ -15,7 +15,7 @@ import pytest
 import zarr
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.executors.devices import DeviceQueue
+from rechunk_exec.executors.devicequeue import DeviceQueue
 from rechunk_exec.storage import DEVICE_ALGORITHMS, open_reader, open_writer, try_device, use_device
 from rechunk_exec.storage.devicecodec import DeviceBytes
 from tests.executors.fakedevice import FakeBackend, LyingBackend
