@@ -95,7 +95,7 @@ def run_one(folder: Path, way: str, tasks: int, seconds: float) -> tuple[float, 
                 for task in stage:
                     timed(task)
 
-    planned = rx.rechunk(folder / "source", (1, 32, 64), 40_000, folder / way, executor=executor, progress=False)
+    planned = rx.rechunk(folder / "source", (1, 32, 64), 60_000, folder / way, executor=executor, progress=False)
     if planned.plan.tasks != tasks:
         raise SystemExit(f"{tasks} tasks were wanted; the plan has {planned.plan.tasks}")
 
