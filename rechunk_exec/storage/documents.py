@@ -56,8 +56,8 @@ class Documents:
         """
         key = f"{PREFIX}/{name}{_ENDING}"
         put_object(self._objects, key, text.encode())
-        folder = local_path(self._ref)
-        if durable and folder is not None:
+        folder = local_path(self._ref) if durable else None
+        if folder is not None:
             _flush(folder, key)
 
     def read(self, name: str) -> str | None:

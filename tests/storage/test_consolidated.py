@@ -118,7 +118,7 @@ def test_a_job_of_lines_ends_the_same_way(tmp_path: Path) -> None:
 
 
 @FORMATS
-def test_a_group_that_is_not_consolidated_is_left_as_it_is(zarr_format: int, tmp_path: Path) -> None:
+def test_a_group_that_is_not_consolidated_is_left_as_it_is(zarr_format: Any, tmp_path: Path) -> None:
     source = source_at(tmp_path, zarr_format)
     zarr.open_group(tmp_path / "group", mode="w", zarr_format=zarr_format)
     before = {path.name: path.read_bytes() for path in (tmp_path / "group").iterdir()}
