@@ -61,6 +61,11 @@ def running_proxy(server: str) -> Iterator[Proxy]:
         def log_message(self, *args: object) -> None:
             return
 
+        def handle_expect_100(self) -> bool:
+            goes_on = super().handle_expect_100()
+            self.wfile.flush()  # the client sends no body before it has this
+            return goes_on
+
         def handle_one_request(self) -> None:
             with suppress(ConnectionError):
                 super().handle_one_request()
