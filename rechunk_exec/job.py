@@ -314,6 +314,7 @@ class Rechunked:
             lease.await_workers()
             storage.remove_partials(target)
         remove_intermediates(self._work)
+        storage.reveal(target)
         if begun.journal is not None:
             begun.journal.forget(others=True)
             results: Sequence[TaskResult] = (*begun.done, *report.results)

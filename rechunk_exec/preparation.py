@@ -132,6 +132,7 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
     if replaces:
         lease.await_workers()  # of a job before: they would write to the new arrays
         _remove_intermediates_before(work)
+    storage.conceal(target)  # before anything of it goes: nobody finds the new chunks by a copy of the old metadata
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
         storage.remove_moved_aside(target)
@@ -173,6 +174,7 @@ def _go_on(work: Undertaking, resumed: JobRecord) -> Begun:
         journal.add(remainder.done, level=1)
     journal.begin(_record(work))
     journal.forget(others=True)
+    storage.conceal(target)
     _create_intermediates(work, [stage for stage in remainder.stages if len(stage)])
     _create_target(work)
     return Begun(stages=remainder.stages, done=remainder.done, journal=journal)

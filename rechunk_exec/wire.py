@@ -106,7 +106,9 @@ def to_columns(kind: type[Record], records: Sequence[Record]) -> dict[str, list[
     columns = {}
     for name, hint, _ in _fields(typing.cast(type, kind)):
         column: list[Any] = list(map(operator.attrgetter(name), records))
-        if hint not in (int, str) or set(map(type, column)) != {hint}:
+        kinds = set(map(type, column))
+        plain = kinds == {hint} and (hint in (int, str) or (hint is float and all(map(math.isfinite, column))))
+        if not plain:
             column = [_plain(value, f"{kind.__name__}.{name}[{row}]") for row, value in enumerate(column)]
         columns[name] = column
     return columns

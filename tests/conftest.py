@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from rechunk_exec.executors import DaskExecutor, ProcessesExecutor
+from tests.clouds import CLOUDS, EMULATORS, ROOT, Addresses, Cloud, running_emulators
 from tests.s3 import Bucket, running_server
+
+# gcsfs looks at this when it is imported, by whomever. The emulator speaks no gRPC, by which it would ask before each
+# request what kind of bucket it has.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("dev", deadline=None)
@@ -125,3 +134,52 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
         monkeypatch.setenv(name, value)
     bucket.make()
     return bucket
+
+
+@pytest.fixture(scope="session")
+def emulators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """Emulators of Google Cloud Storage and Azure Blob Storage, with nothing in them."""
+    for package in ("gcsfs", "adlfs", "obstore", "cryptography"):
+        needed_module(package)
+    if shutil.which("node") is None:
+        refuse_or_skip("node", "node is not installed, on which Azurite runs")
+    programs = {scheme: emulator_of(scheme) for scheme in EMULATORS}
+    with running_emulators(programs, tmp_path_factory.mktemp("emulators")) as addresses:
+        yield addresses
+
+
+def emulator_of(scheme: str) -> str:
+    """Where an emulator is. Making one takes half a minute, so that is done where it is required only."""
+    script = ROOT / EMULATORS[scheme]
+    program = subprocess.run([script, "where"], check=True, capture_output=True, text=True).stdout.strip()
+    if not Path(program).exists():
+        if not is_required(script.name):
+            pytest.skip(f"there is no {script.name}; {EMULATORS[scheme]} makes it")
+        made = subprocess.run([script], check=False, capture_output=True, text=True)
+        if made.returncode:
+            pytest.fail(f"RECHUNK_EXEC_REQUIRE asks for {script.name}, which cannot be made: {made.stderr}")
+    return program
+
+
+def refuse_or_skip(name: str, why: str) -> NoReturn:
+    if is_required(name):
+        pytest.fail(f"RECHUNK_EXEC_REQUIRE asks for {name}: {why}")
+    pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def clouds_processes(emulators: Addresses) -> Iterator[ProcessesExecutor]:
+    """Two processes that reach any bucket of both clouds, for all tests of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in emulators.environment.items():
+            patch.setenv(name, value)
+        with ProcessesExecutor(2) as pool:
+            yield pool
+
+
+@pytest.fixture(params=list(CLOUDS))
+def cloud(request: pytest.FixtureRequest, emulators: Addresses, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """A new bucket of each cloud; addresses and credentials are in the environment, and nowhere else."""
+    for name, value in emulators.environment.items():
+        monkeypatch.setenv(name, value)
+    return CLOUDS[request.param].at(emulators)

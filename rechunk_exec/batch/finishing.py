@@ -151,6 +151,7 @@ def end_job(job: Prepared) -> None:
     storage.remove_partials(job.target)  # of lines that were killed
     if job.batch.temp is not None:
         storage.remove_temp(job.batch.temp, intermediates(record.plan))
+    storage.reveal(job.target)
     job.journal.forget(others=True)
     job.journal.finish(
         FinishedRecord(

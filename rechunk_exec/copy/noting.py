@@ -8,7 +8,7 @@ Tasks of other processes find no notebook, and add their results to the journal 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -32,6 +32,9 @@ class Notebook(Protocol):
 _open: dict[str, tuple[int, Notebook]] = {}
 """By the name of the job: the notebook of its driver, and the process that it is in. A fork has a copy of no use."""
 
+_last: tuple[Hashable, Journal] | None = None
+"""The journal that a task of this process has written to last, and what tells it from others."""
+
 
 @contextmanager
 def noted_by(job: str, notebook: Notebook) -> Iterator[None]:
@@ -49,9 +52,19 @@ def note(task: CopyTask, result: TaskResult) -> None:
         return
     notebook = _notebook(task.job)
     if notebook is None:
-        Journal(task.journal, task.job).add([result])
+        _journal(task).add([result])
     else:
         notebook.take(result)
+
+
+def _journal(task: CopyTask) -> Journal:
+    """Return the journal of a task's job: a process runs many tasks of one, and opening it takes as long as writing."""
+    global _last  # noqa: PLW0603 - of this process, replaced whole
+    assert task.journal is not None
+    key = task.journal.key, task.job, os.getpid()
+    if _last is None or _last[0] != key:
+        _last = key, Journal(task.journal, task.job)
+    return _last[1]
 
 
 def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import BandReader, band_unit
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
+from rechunk_exec.storage.consolidated import conceal, reveal
 from rechunk_exec.storage.create import (
     Design,
     TargetWishes,
@@ -118,6 +119,7 @@ __all__ = [
     "beside",
     "child",
     "complete",
+    "conceal",
     "create",
     "describe",
     "design_intermediate",
@@ -156,6 +158,7 @@ __all__ = [
     "remove_partials",
     "remove_temp",
     "retry_policy",
+    "reveal",
     "run_with_changes",
     "running_driver",
     "session_target",

@@ -19,7 +19,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.objects import objects_of, put_object
+from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -58,8 +58,8 @@ class Documents:
         """
         key = f"{PREFIX}/{name}{_ENDING}"
         put_object(self._objects, key, text.encode())
-        folder = local_path(self._ref)
-        if durable and folder is not None:
+        folder = local_path(self._ref) if durable else None
+        if folder is not None:
             _flush(folder, key)
 
     def read(self, name: str) -> str | None:
@@ -70,7 +70,8 @@ class Documents:
             if not _is_json(content):
                 self._objects.refuse_short(key, len(content))
 
-        content = self._objects.read(key, lambda size: memoryview(bytearray(size)), use=refuse_part)
+        use = None if isinstance(self._objects, LocalObjects) else refuse_part  # a file is given whole
+        content = self._objects.read(key, lambda size: memoryview(bytearray(size)), use=use)
         return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
     def names(self, folder: str = "", *, filled: bool = False) -> list[str]:

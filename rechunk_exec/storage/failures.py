@@ -91,7 +91,8 @@ _PASSING_TEXT = re.compile(
     re.IGNORECASE,
 )
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
-_PERMANENT_TEXT = re.compile(r"status(?: code)?:? (?:401|403)\b|NoSuchBucket|AccessDenied")
+# The last is how gcsfs begins, which raises an OSError without a number.
+_PERMANENT_TEXT = re.compile(r"status(?: code)?:? (?:401|403)\b|NoSuchBucket|AccessDenied|^Forbidden: ")
 
 
 def outlook(error: BaseException, *, remote: bool) -> Outlook:

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rechunk_exec import wire
 from rechunk_exec.errors import ResumeError, SerializationError
@@ -37,6 +37,8 @@ MERGED_AT_ONCE = 64
 Record = TypeVar("Record")
 
 _JOB, _FINISHED, _RESULTS = "job", "finished", "Results"
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+"""Made once: each of many tasks writes a document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ class Journal:
         name = f"{held[0].stage}-{held[0].index}" if len(held) == 1 else secrets.token_hex(8)
         columns = wire.to_columns(TaskResult, held)
         document = {"rechunk_exec": wire.VERSION, "type": _RESULTS, "job": self.job, "columns": columns}
-        text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+        text = _ENCODER.encode(document)
         self._documents.write(f"{self.job}/done/{level}-{name}", text, durable=durable)
 
     def replace(self, results: Iterable[TaskResult]) -> None:
@@ -163,12 +165,7 @@ class Journal:
             If a document is damaged.
         """
         texts = self._documents.read_all(f"{self.job}/done")
-        return {
-            (result.stage, result.index): result
-            for name, text in sorted(texts.items())
-            if text
-            for result in self._results(name, text)
-        }
+        return {(result.stage, result.index): result for result in self._results(dict(sorted(texts.items())))}
 
     def done(self) -> set[tuple[int, int]]:
         """Return the tasks that are done, by stage and number.
@@ -183,10 +180,7 @@ class Journal:
             texts = {name: self._documents.read(f"{self.job}/done/{name}") for name, task in tasks.items() if not task}
             if all(text is not None for text in texts.values()):  # else a driver has just merged some
                 break
-        for name, text in texts.items():
-            if text:
-                done |= {(result.stage, result.index) for result in self._results(name, text)}
-        return done
+        return done | {(result.stage, result.index) for result in self._results(texts)}
 
     def count_done(self, stage: int) -> int:
         """Return how many tasks of a stage have left a document of their own. Reads none."""
@@ -204,7 +198,7 @@ class Journal:
             small = [name for name in names if _level(name) == level]
             if len(small) >= MERGED_AT_ONCE:
                 texts = {name: self._documents.read(f"{self.job}/done/{name}") for name in small}
-                results = [one for name, text in texts.items() if text for one in self._results(name, text)]
+                results = self._results(texts)
                 if len(results) > 1:
                     self.add(results, level=level + 1)
                     for name in small:
@@ -239,20 +233,49 @@ class Journal:
             if folder not in {"drivers", TEMP} and (folder != self.job) == others:
                 self._documents.delete_folder(folder)
 
-    def _results(self, name: str, text: str) -> list[TaskResult]:
+    def _results(self, texts: Mapping[str, str | None]) -> list[TaskResult]:
+        """Return the results in many documents, in order. They are checked as one, which takes a third of the time."""
+        held = {name: text for name, text in texts.items() if text}
         try:
-            document = wire.parse_document(_RESULTS, text)
-            if set(document) != {"job", "columns"} or document["job"] != self.job:
-                raise SerializationError(
-                    f"results have the members 'job', which is {self.job!r}, and 'columns'; got "
-                    f"{', '.join(sorted(document))} of job {document.get('job')!r}"
-                )
-            results = wire.from_columns(TaskResult, document["columns"])
-            if any(min(document["columns"][name], default=0) < 0 for name in ("stage", "index", "bytes_written")):
-                raise SerializationError("numbers of stages, tasks and bytes are at least 0; got a negative one")
+            return _from_columns(_joined([self._columns(text) for text in held.values()]))
+        except SerializationError:
+            return [result for name, text in held.items() for result in self._results_of(name, text)]
+
+    def _results_of(self, name: str, text: str) -> list[TaskResult]:
+        try:
+            return _from_columns(self._columns(text))
         except SerializationError as error:
             raise _damaged(name, error) from error
-        return results
+
+    def _columns(self, text: str) -> Any:
+        document = wire.parse_document(_RESULTS, text)
+        if set(document) != {"job", "columns"} or document["job"] != self.job:
+            raise SerializationError(
+                f"results have the members 'job', which is {self.job!r}, and 'columns'; got "
+                f"{', '.join(sorted(document))} of job {document.get('job')!r}"
+            )
+        return document["columns"]
+
+
+def _from_columns(columns: Any) -> list[TaskResult]:
+    results = wire.from_columns(TaskResult, columns)
+    if any(min(columns[name], default=0) < 0 for name in ("stage", "index", "bytes_written")):
+        raise SerializationError("numbers of stages, tasks and bytes are at least 0; got a negative one")
+    return results
+
+
+def _joined(tables: Sequence[Any]) -> dict[str, list[Any]]:
+    """Return tables of the same columns as one; each must be one by itself."""
+    joined: dict[str, list[Any]] = {name: [] for name in wire.to_columns(TaskResult, [])}
+    for table in tables:
+        if not isinstance(table, dict) or table.keys() != joined.keys():
+            raise SerializationError("tables of other columns are read one by one")
+        columns = table.values()
+        if not all(isinstance(column, list) for column in columns) or len(set(map(len, columns))) != 1:
+            raise SerializationError("columns must be lists, and as long as each other")
+        for name, column in table.items():
+            joined[name] += column
+    return joined
 
 
 def _level(name: str) -> int:

@@ -16,7 +16,7 @@ from zarr.storage import LocalStore, ZipStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.bodies import buffer_for, drawn_buffer, draws, is_s3fs
-from rechunk_exec.storage.failures import ShortAnswerError
+from rechunk_exec.storage.failures import Outlook, ShortAnswerError, outlook
 from rechunk_exec.storage.files import PARTIAL_NAME, LocalObjects
 from rechunk_exec.storage.growing import GrowingBytes
 from rechunk_exec.storage.objectbase import ARRAY_DOCUMENTS, Allocate, Drawn, Objects, ObjectWriter, Use
@@ -85,6 +85,13 @@ class StoreObjects(Objects):
             buffer = sync(self.store.get(self.name(key), prototype=default_buffer_prototype(), byte_range=wanted))
         except FileNotFoundError:
             return None
+        except Exception as error:
+            # Google and Azure refuse what lies outside of an object, each client in its own words.
+            if length is not None and outlook(error, remote=self.requests.remote) is Outlook.UNKNOWN:
+                size = self._size(key)
+                if size is not None and not _lies_in(size, start, length):
+                    raise self._torn(key, "nothing", length, size) from error
+            raise
         if buffer is None:
             return None
         view = memoryview(buffer.as_numpy_array()).cast("B")  # type: ignore[arg-type]  # an array has a buffer
@@ -97,16 +104,19 @@ class StoreObjects(Objects):
         size = self._size(key)
         if size is None:
             raise ShortAnswerError(f"it gave {len(view)} bytes where {length} were asked for")
-        first = start + size if start < 0 else start
-        there = 0 <= first <= first + length <= size
+        there = _lies_in(size, start, length)
         if there and len(view) == size > length:
             self.ignores_ranges = True
+            first = start + size if start < 0 else start
             return view[first : first + length]
         if there and len(view) < length:
             raise ShortAnswerError(f"it gave {len(view)} bytes where {length} were asked for")
-        raise StorageError(
-            f"{self.name(key)} of {self.store} gave {len(view)} bytes where {length} were expected; it has {size}: it "
-            "is torn",
+        raise self._torn(key, f"{len(view)} bytes", length, size)
+
+    def _torn(self, key: str, given: str, length: int, size: int) -> StorageError:
+        return StorageError(
+            f"{self.name(key)} of {self.store} gave {given} where {length} bytes were expected; it has {size}: it is "
+            "torn",
             permanent=True,
         )
 
@@ -140,6 +150,12 @@ class StoreObjects(Objects):
                 sync(self.store.delete(self.name(key)))
 
         self.requests.make(request, "delete", self.name(key))
+
+
+def _lies_in(size: int, start: int, length: int) -> bool:
+    """Whether ``length`` bytes from ``start``, from the end if negative, are in an object of this size."""
+    first = start + size if start < 0 else start
+    return 0 <= first <= first + length <= size
 
 
 class _StoreWriter(ObjectWriter):

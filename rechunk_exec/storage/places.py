@@ -6,6 +6,7 @@ Only what we made and marked is ever removed, and an array that the caller asked
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -140,9 +141,17 @@ def refuse_inside_array(target: ArrayRef) -> None:
     """Raise :class:`PlanError` if a local target lies inside an array that exists."""
     path = local_path(target)
     for folder in path.parents if path is not None else ():
-        document = folder / "zarr.json"
-        if (folder / ".zarray").is_file() or (document.is_file() and '"node_type": "array"' in document.read_text()):
+        if (folder / ".zarray").is_file() or _is_array_document(folder / "zarr.json"):
             raise PlanError(f"a target must not lie inside an array; got {target} inside the array {folder}")
+
+
+def _is_array_document(path: Path) -> bool:
+    """Whether a file holds the metadata of an array; a group's may hold copies of those of its arrays."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(document, dict) and document.get("node_type") == "array"
 
 
 def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:

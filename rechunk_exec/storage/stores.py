@@ -18,6 +18,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.storage.clients import able
 from rechunk_exec.storage.sessions import session_store
 from rechunk_exec.tasks import ArrayRef, OptionValue, is_secret
 
@@ -77,17 +78,16 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
     """Return the zarr store that ``ref`` names. Nothing is created by this."""
     live = session_store(ref.store) or ref.store
     if isinstance(live, Store):
-        return live
+        return able(live)
     if not isinstance(ref.store, str):
         raise StorageError(f"a store must be a path, a URL or a zarr store; got {ref.store!r}")
     if is_url(ref.store):
         try:
-            return _store_of_url(ref.store, ref.storage_options, read_only=read_only)
+            return able(_store_of_url(ref.store, ref.storage_options, read_only=read_only))
         except ImportError as error:
-            if urlsplit(ref.store).scheme in ("s3", "s3a"):
-                raise MissingExtraError("s3fs", "s3") from error
-            if urlsplit(ref.store).scheme in _HTTP:
-                raise MissingExtraError("aiohttp", "http") from error
+            client = _CLIENTS.get(urlsplit(ref.store).scheme)
+            if client is not None:
+                raise MissingExtraError(*client) from error
             raise StorageError(f"{ref.store} needs a package that is not installed: {error}") from error
         except Exception as error:
             raise StorageError(f"{ref.store} cannot be opened: {type(error).__name__}: {error}") from error
@@ -128,19 +128,25 @@ def _opened_store(client: _Client) -> FsspecStore:
     """
     # fsspec keeps file systems by their options, whatever the environment was when they were made.
     known: dict[str, OptionValue] = {"skip_instance_cache": True}
-    if urlsplit(client.root).scheme in _REMOTE:
+    if urlsplit(client.root).scheme in _CLIENTS:
         # Other processes write there: what was listed before is no longer so.
         known["use_listings_cache"] = False
     return FsspecStore.from_url(client.root, storage_options={**known, **dict(client.options)})
 
 
 _HTTP = ("http", "https")
-_REMOTE = (*_HTTP, "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+_CLIENTS = {
+    **dict.fromkeys(_HTTP, ("aiohttp", "http")),
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
+    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "azure")),
+}
+"""The package that opens URLs of a scheme, and the extra that brings it."""
 
 
 def _credentials_seen() -> int:
     """Return a number that changes with the environment variables that clients read."""
-    names = ("AWS_", "GOOGLE_", "AZURE_", "FSSPEC_")
+    names = ("AWS_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "AZURE_", "FSSPEC_")
     return hash(frozenset(item for item in os.environ.items() if item[0].startswith(names)))
 
 

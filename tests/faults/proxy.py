@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import http.server
 import itertools
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+# Google and Azure clients read of the status; Azure's the code in a header too.
 _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
-ANSWERS = {"SlowDown": 503, "InternalError": 500, "ServiceUnavailable": 503, "AccessDenied": 403}
+ANSWERS = {"SlowDown": 503, "InternalError": 500, "ServiceUnavailable": 503, "ServerBusy": 503, "AccessDenied": 403}
 
 
 @dataclass
@@ -26,15 +28,22 @@ class Proxy:
     kinds: tuple[str, ...] = ()
     """Of faults: names of :data:`ANSWERS`, ``cut`` or ``hang up``."""
     rate: float = 0.0
+    burst: range = range(0)
+    """Numbers of requests that all fail, whatever the rate."""
     done: dict[str, int] = field(default_factory=dict)
     """Faults so far, by kind."""
     authorizations: list[str] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    signs_uploads: bool = False
+    """Whether uploads get a name of a signature, without which fake-gcs-server takes none by the XML API, and their
+    answers the tag that the service itself gives."""
 
     def fault(self) -> str:
         """Draw what happens to the next request."""
-        luck = random.Random(next(self.numbers))
-        return luck.choice(self.kinds) if self.kinds and luck.random() < self.rate else ""
+        number = next(self.numbers)
+        luck = random.Random(number)
+        lucky = luck.random() >= self.rate and number not in self.burst
+        return luck.choice(self.kinds) if self.kinds and not lucky else ""
 
     def note(self, kind: str) -> None:
         self.done[kind] = self.done.get(kind, 0) + 1
@@ -47,9 +56,15 @@ def running_proxy(server: str) -> Iterator[Proxy]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # an answer in one piece: else each waits 40 ms for its head to be acknowledged
 
         def log_message(self, *args: object) -> None:
             return
+
+        def handle_expect_100(self) -> bool:
+            goes_on = super().handle_expect_100()
+            self.wfile.flush()  # the client sends no body before it has this
+            return goes_on
 
         def handle_one_request(self) -> None:
             with suppress(ConnectionError):
@@ -69,11 +84,15 @@ def running_proxy(server: str) -> Iterator[Proxy]:
                 return
             there = http.client.HTTPConnection(urlsplit(proxy.server).netloc)
             headers = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-            there.request(self.command, self.path, body, {**headers, "Host": urlsplit(proxy.server).netloc})
+            uploads = proxy.signs_uploads and self.command == "PUT"
+            path = f"{self.path}{'&' if '?' in self.path else '?'}X-Goog-Algorithm=none" if uploads else self.path
+            there.request(self.command, path, body, {**headers, "Host": urlsplit(proxy.server).netloc})
             got = there.getresponse()
             content = got.read()
             there.close()
             answered = {k: v for k, v in got.getheaders() if k.lower() not in ("connection", "transfer-encoding")}
+            if uploads and got.status == 200:
+                answered["ETag"] = json.loads(content)["etag"]
             if kind == "cut" and self.command == "GET" and len(content) > 1:
                 proxy.note(kind)
                 self.answer(got.status, answered | {"Content-Length": str(len(content))}, content[: len(content) // 2])

@@ -177,3 +177,38 @@ def test_a_circle_of_causes_ends() -> None:
     one, two = RuntimeError("1"), RuntimeError("2")
     one.__cause__, two.__cause__ = two, one
     assert remote(one) is Outlook.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "status,wanted",
+    [
+        *((status, Outlook.PASSING) for status in (408, 429, 500, 503, 504)),
+        (400, Outlook.UNKNOWN),
+        (401, Outlook.PERMANENT),
+        (416, Outlook.UNKNOWN),
+    ],
+)
+def test_statuses_of_google_and_azure_as_their_clients_hand_them_on(status: int, wanted: Outlook) -> None:
+    google = needed_module("gcsfs.retry").HttpError({"code": status, "message": "x"})
+    azure = needed_module("azure.core.exceptions").HttpResponseError("x")
+    azure.status_code = status
+    assert remote(google) is remote(azure) is wanted
+
+
+def test_what_clients_of_google_and_azure_raise_without_a_status() -> None:
+    google, azure = needed_module("gcsfs.retry"), needed_module("azure.core.exceptions")
+    gateway = _raised(google.validate_response, 502, b"", "a")
+    denied = _raised(google.validate_response, 403, b'{"error": {"message": "no storage.objects.get access"}}', "a")
+    wrapped = RuntimeError("Failed to remove a")
+    wrapped.__cause__ = azure.ServiceResponseError("cut")
+    for error in (gateway, google.ChecksumError("x"), azure.ServiceRequestError("x"), wrapped):
+        assert remote(error) is Outlook.PASSING, error
+    for error in (denied, azure.ClientAuthenticationError("x")):
+        assert remote(error) is Outlook.PERMANENT, error
+    assert remote(google.NonRetryableError("x")) is Outlook.UNKNOWN
+
+
+def _raised(call: Any, *arguments: Any) -> BaseException:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+        call(*arguments)
+    return caught.value
