@@ -12,9 +12,6 @@ from rechunk_exec.wire import NO_DOCUMENT
 OVERRUN_BYTES = 16_000_000
 """How far a measured peak may pass the predicted one before it is reported: the noise of allocators."""
 
-RESULT_BYTES = 300
-"""What a driver holds of each task's result, at most, as long as the report is there."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
