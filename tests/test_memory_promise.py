@@ -23,6 +23,8 @@ pytestmark = [
 
 ZSTD: Codec = ("zstd", "", 3, "")
 BLOSC: Codec = ("blosc", "zstd", 3, "bitshuffle")
+FEW_TASKS_BYTES = 4 * MB
+"""What a process may hold besides, where tasks are few and nothing goes over a network."""
 SERIES, SHARDS = (32, 64, 64), (32, 256, 256)
 FLAT_BYTES = 4 * MB
 """How much more a worker may hold after 1,000 tasks than after 100: what the driver notes of a task is 1 kB of it."""
@@ -89,7 +91,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 def test_a_job_holds_no_more_than_it_says(campaign: Campaign, name: str) -> None:
     found = campaign.measure(JOBS[name])
     # zarr's own layer makes a buffer for each step of each chunk, as many as it likes.
-    assert broken_rules(found, OVERRUN_BYTES if "zarr" in found.ways else None) == [], found
+    assert broken_rules(found, OVERRUN_BYTES if "zarr" in found.ways else FEW_TASKS_BYTES) == [], found
     assert abs(found.told - found.measured) < 2 * MB, "what tasks tell is what they took"
 
 
