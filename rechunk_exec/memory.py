@@ -54,6 +54,11 @@ _LARGE = 1 << 24
 """Beside so much all counts that a codec works in."""
 ALL_BESIDE = 1 << 60
 """More units than any region has."""
+PROCESS_BYTES = 5_000_000
+"""What a worker process may come to hold besides its tasks, whatever these are: pages that allocators keep, what
+threads and clients of stores take at first, lists of the journal. Up to 4.3 MB were measured; it is not counted."""
+RESULT_BYTES = 400
+"""What a driver, or a worker that is one, may hold for each task of a job until its report goes: the task's result."""
 
 
 def _refuse_negative(*multiples: float) -> None:
@@ -124,8 +129,23 @@ class StageMemory:
 
     def task_bytes(self, region: tuple[int, ...], threads: int) -> int:
         """Bytes that one task holds at its peak, with ``threads`` units in flight, rounded up to a whole byte."""
+        held, work = self._held(region, threads)
+        noticed = self._noticed(held)
+        return held + sum(count * min(each, noticed) for count, each in work)
+
+    def uncounted_bytes(self, region: tuple[int, ...], threads: int) -> int:
+        """Bytes that codecs work in for one task beyond those that count: none, unless it holds little."""
+        held, work = self._held(region, threads)
+        noticed = self._noticed(held)
+        return sum(count * max(0, each - noticed) for count, each in work)
+
+    def _noticed(self, held: int) -> int:
+        return min(noticed_bytes(self.shape, self.itemsize), min(held, _LARGE) ** 2 // 2**18)
+
+    def _held(self, region: tuple[int, ...], threads: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """What a task holds besides what codecs work in; and that, for reading and writing: how often, and how much."""
         if 0 in self.shape:  # there are no tasks
-            return 0
+            return 0, ()
         region = clip(region, self.shape)
         units = min(threads, math.prod(map(most_units, self.shape, self.read_unit, region)))
         chunks = min(threads, math.prod(map(ceil_div, region, self.chunk)))
@@ -139,8 +159,7 @@ class StageMemory:
         encoding = chunk_bytes * (chunks * self.writing.stored + gathered * self.writing.gathered)
         writing = encoding + open_units * (object_bytes * self.writing.assembled + self.writing.table)
         held = math.prod(region) * self.itemsize + math.ceil(max(reading, writing)) + self.reading.kept
-        noticed = min(noticed_bytes(self.shape, self.itemsize), min(held, _LARGE) ** 2 // 2**18)
-        return held + units * min(self.reading.work, noticed) + chunks * min(self.writing.work, noticed)
+        return held, ((units, self.reading.work), (chunks, self.writing.work))
 
 
 def noticed_bytes(shape: tuple[int, ...], itemsize: int) -> int:

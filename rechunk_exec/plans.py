@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
 from rechunk_exec.grid import Grid, boxes_touched, elements_touched
+from rechunk_exec.memory import PROCESS_BYTES, RESULT_BYTES
 from rechunk_exec.sizes import bytes_text, count_text, format_bytes
 
 _INTERMEDIATE = re.compile(r"temp-[1-9][0-9]{0,3}")
@@ -61,6 +62,9 @@ class StagePlan:
     """Most bytes that one worker process holds over its tasks at once."""
     predicted_s: float
     """Seconds by the cost model."""
+    uncounted_bytes: int = 0
+    """Bytes that codecs of one worker process may work in besides: ``peak_bytes`` does not count all of that where
+    tasks hold little, so that toys have small budgets."""
 
     def __post_init__(self) -> None:
         if any(n < 0 for n in self.shape):
@@ -78,6 +82,8 @@ class StagePlan:
                 )
         if min(self.itemsize, self.threads, self.tasks_per_worker) < 1 or self.peak_bytes < 0:
             raise PlanError(f"a stage's itemsize, threads and tasks_per_worker are at least 1; got {self!r}")
+        if self.uncounted_bytes < 0:
+            raise PlanError(f"a stage's uncounted_bytes are at least 0; got {self.uncounted_bytes}")
         if not self.predicted_s >= 0:
             raise PlanError(f"a stage takes at least 0 seconds; got {self.predicted_s}")
 
@@ -267,6 +273,16 @@ class Plan:
         return max(stage.peak_bytes for stage in self.stages)
 
     @property
+    def process_bytes(self) -> int:
+        """Most bytes that a worker process may hold besides ``peak_bytes``, whatever its budget.
+
+        A constant, what codecs work in as far as that is not counted, and the results of all tasks, which the process
+        that runs the job holds.
+        """
+        uncounted = max(stage.uncounted_bytes for stage in self.stages)
+        return PROCESS_BYTES + uncounted + RESULT_BYTES * self.tasks
+
+    @property
     def temp_bytes(self) -> int:
         """Most raw bytes that intermediates hold at once; 0 for one stage."""
         return temp_bytes_of(self.stages)
@@ -278,7 +294,10 @@ class Plan:
 
     def explain(self) -> str:
         """The plan in words and tables: what is done, each stage's figures, and the alternatives weighed."""
-        parts = [str(self), _stage_table(self.stages)]
+        beside = (
+            f"Besides, a process may hold up to {format_bytes(self.process_bytes)} that do not count (process_bytes)."
+        )
+        parts = [str(self), _stage_table(self.stages), beside]
         if self.alternatives:
             parts += ["Weighed:", _alternative_table(self.alternatives)]
             parts += [f"  {one.name}: {one.why}" for one in self.alternatives]

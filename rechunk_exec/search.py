@@ -189,7 +189,12 @@ def unchecked_stage(
         idle=float(idle_factor(shape, [np.array(n) for n in stage.region], request.cost.tasks_at_once)),
     )
     peak_bytes = stage.worker_bytes(memory.task_bytes(region, threads))
-    return replace(stage, peak_bytes=peak_bytes, predicted_s=request.cost.stage_seconds(work))
+    return replace(
+        stage,
+        peak_bytes=peak_bytes,
+        predicted_s=request.cost.stage_seconds(work),
+        uncounted_bytes=stage.tasks_at_once * memory.uncounted_bytes(region, threads),
+    )
 
 
 def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:

@@ -36,6 +36,9 @@ _MAX_FLOAT = 1e300
 # json has no infinities or NaN; these spell them.
 _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
+_SEEN = 4096
+"""How many values of a column are looked for among those that came before."""
+
 Record = TypeVar("Record")
 
 
@@ -153,11 +156,9 @@ def _column(hint: Any, column: list[Any], name: str, problems: list[str]) -> lis
     """Return the values of a list, each checked as :func:`_value` does; quickly where they are plain."""
     kinds = set(map(type, column))
     if kinds == {hint}:
-        if hint is str:
-            seen: dict[str, str] = {}
-            return [seen.setdefault(text, text) for text in column]  # few that differ: hold each once
-        if hint is int and min(column) >= -_MAX_INTEGER and max(column) <= _MAX_INTEGER:
-            return column
+        if hint is str or (hint is int and min(column) >= -_MAX_INTEGER and max(column) <= _MAX_INTEGER):
+            seen: dict[str | int, str | int] = {}  # few that differ: hold each once
+            return [seen.setdefault(one, one) if len(seen) < _SEEN else seen.get(one, one) for one in column]
         if hint is float and all(map(math.isfinite, column)) and max(map(abs, column)) < _MAX_FLOAT:
             return column
     return [_value(hint, value, f"{name}[{row}]", problems) for row, value in enumerate(column)]

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rechunk_exec.errors import PlanError
-from rechunk_exec.grid import clip
+from rechunk_exec.grid import ceil_div, clip, most_units
 from rechunk_exec.memory import ALL_BESIDE, MemoryRows, ReadScratch, StageMemory, WriteScratch, beside
 from tests import oracles
 
@@ -156,3 +157,29 @@ def test_negative_multiples_are_refused() -> None:
         ReadScratch(stored=-1)
     with pytest.raises(PlanError, match="at least 0"):
         WriteScratch(assembled=float("nan"))
+
+
+@settings(max_examples=200)
+@given(axes, readings, writings, st.integers(1, 3))
+def test_what_codecs_work_in_counts_or_is_named(
+    sizes: list[tuple[int, int, int, int, int]], reading: ReadScratch, writing: WriteScratch, threads: int
+) -> None:
+    memory, region = _memory(sizes, reading, writing), _region(sizes)
+    idle = replace(memory, reading=replace(reading, work=0), writing=replace(writing, work=0))
+    units = min(threads, math.prod(map(most_units, memory.shape, memory.read_unit, region)))
+    chunks = min(threads, math.prod(map(ceil_div, region, memory.chunk)))
+    work = units * reading.work + chunks * writing.work
+    counted = memory.task_bytes(region, threads) - idle.task_bytes(region, threads)
+    assert counted + memory.uncounted_bytes(region, threads) == work
+    assert memory.uncounted_bytes(region, threads) >= 0
+
+
+def test_toys_leave_work_uncounted_and_large_tasks_none() -> None:
+    toy = StageMemory(
+        shape=(64, 64), itemsize=4, read_unit=(8, 64), write_unit=(64, 8), chunk=(64, 8),
+        writing=WriteScratch(work=1_000_000),
+    )  # fmt: skip
+    large = replace(toy, shape=(8192, 8192), read_unit=(64, 8192), write_unit=(8192, 64), chunk=(8192, 64))
+    assert 1_990_000 < toy.uncounted_bytes((64, 64), 2) < 2_000_000
+    assert large.uncounted_bytes((8192, 8192), 2) == 0
+    assert replace(toy, shape=(0, 64)).uncounted_bytes((0, 64), 2) == 0

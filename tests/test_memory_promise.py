@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from rechunk_exec.results import OVERRUN_BYTES
-from tests.benchmarks.memory_campaign import ALLOWANCE, Campaign, broken_rules
+from tests.benchmarks.memory_campaign import Campaign, broken_rules
 from tests.benchmarks.memory_flat import run_fresh
-from tests.benchmarks.memoryjobs import MB, RAW, Codec, Job, Shape, Source
+from tests.benchmarks.memoryjobs import MB, RAW, Codec, Job, JobSpace, Shape, Source
 
 pytestmark = [
     pytest.mark.memory,
@@ -23,6 +23,8 @@ pytestmark = [
 
 ZSTD: Codec = ("zstd", "", 3, "")
 BLOSC: Codec = ("blosc", "zstd", 3, "bitshuffle")
+FEW_TASKS_BYTES = 4 * MB
+"""What a process may hold besides, where tasks are few and nothing goes over a network."""
 SERIES, SHARDS = (32, 64, 64), (32, 256, 256)
 FLAT_BYTES = 4 * MB
 """How much more a worker may hold after 1,000 tasks than after 100: what the driver notes of a task is 1 kB of it."""
@@ -89,8 +91,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
 def test_a_job_holds_no_more_than_it_says(campaign: Campaign, name: str) -> None:
     found = campaign.measure(JOBS[name])
     # zarr's own layer makes a buffer for each step of each chunk, as many as it likes.
-    allowance = OVERRUN_BYTES if "zarr" in found.ways else ALLOWANCE
-    assert broken_rules(found, allowance) == [], found
+    assert broken_rules(found, OVERRUN_BYTES if "zarr" in found.ways else FEW_TASKS_BYTES) == [], found
     assert abs(found.told - found.measured) < 2 * MB, "what tasks tell is what they took"
 
 
@@ -103,3 +104,12 @@ def test_a_worker_holds_no_more_after_a_thousand_tasks() -> None:
 def test_a_worker_holds_no_more_after_twenty_jobs() -> None:
     course = run_fresh("jobs", "serial", 20)
     assert course.growth < FLAT_BYTES, course
+
+
+def test_indices_that_are_kept_take_no_page_each_of_what_codecs_work_in(campaign: Campaign) -> None:
+    # 2,964 tasks of four threads, and 1,600 shards. Arrays of NumPy for their indices held 12.2 MB; bytes hold 4.5.
+    toy = next(job for job in JobSpace(3).jobs(300) if job.number == 68)
+    found = campaign.measure(replace(toy, source=replace(toy.source, number=len(SOURCES))))
+    assert found.tasks > 2000, found
+    assert found.measured < found.predicted + 7 * MB, found
+    assert broken_rules(found) == [], found

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.grid import clip
+from rechunk_exec.memory import PROCESS_BYTES, RESULT_BYTES
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Alternative, Plan, StagePlan
 from rechunk_exec.sizes import bytes_text, format_bytes
@@ -259,3 +260,16 @@ def test_no_two_intermediates_have_one_name() -> None:
         replace(PLAN, stages=(first, middle, last))
     three = (first, replace(middle, target="temp-2"), replace(last, source="temp-2"))
     assert Plan.from_json(replace(PLAN, stages=three).to_json()).stages == three
+
+
+def test_what_a_process_holds_besides_is_said_and_does_not_count() -> None:
+    small, large = replace(STAGE, uncounted_bytes=70_000), replace(STAGE, uncounted_bytes=0)
+    plan = Plan(stages=(replace(small, target="temp-1"), replace(large, source="temp-1")), max_mem=600)
+    assert plan.process_bytes == PROCESS_BYTES + 70_000 + RESULT_BYTES * 2 * STAGE.tasks
+    assert plan.peak_bytes == 600
+    assert f"up to {format_bytes(plan.process_bytes)} that do not count" in plan.explain()
+    assert Plan.from_json(plan.to_json()) == plan
+    before = plan.to_json().replace(',"uncounted_bytes":70000', "").replace(',"uncounted_bytes":0', "")
+    assert Plan.from_json(before).process_bytes == plan.process_bytes - 70_000, "a plan of an earlier version"
+    with pytest.raises(PlanError, match="uncounted_bytes are at least 0; got -1"):
+        replace(STAGE, uncounted_bytes=-1)

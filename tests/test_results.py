@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from rechunk_exec import wire
-from rechunk_exec.results import OVERRUN_BYTES, CopyReport, Event, TaskResult, in_order
+from rechunk_exec.executors.copyrun import CopyRun, nobody
+from rechunk_exec.memory import RESULT_BYTES
+from rechunk_exec.results import OVERRUN_BYTES, CopyReport, Event, SharedValues, TaskResult, in_order
 
 
 def result(stage: int = 0, index: int = 0, **fields: Any) -> TaskResult:
@@ -73,3 +76,36 @@ def test_records_are_small_values() -> None:
     assert pickle.loads(pickle.dumps(event)) == event == wire.from_json(Event, wire.to_json(event))
     made = report(one, retries=2, notes=("é",))
     assert wire.from_json(CopyReport, wire.to_json(made)) == made
+
+
+def test_results_of_a_job_hold_little_each() -> None:
+    def arrived(index: int) -> TaskResult:  # from another process: no value is another's
+        made = result(
+            index=index, seconds=index / 7, bytes_read=10**6, bytes_written=10**7, peak_bytes=4096 * (99 + index % 99),
+            stored_bytes_read=50_000 + index % 900, stored_bytes_written=60_000 + index % 500,
+        )  # fmt: skip
+        again: TaskResult = pickle.loads(pickle.dumps(made))
+        return again
+
+    run = CopyRun(tell=nobody)
+    count = 10_000
+    arrived(0)
+    tracemalloc.start()
+    try:
+        for index in range(count):
+            run.done(arrived(index), attempts=1)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < RESULT_BYTES * count
+    assert [one.index for one in run.results] == list(range(count))
+    assert run.results[7777] == arrived(7777)
+
+
+def test_values_are_shared_among_few_that_differ() -> None:
+    values = SharedValues()
+    assert [values.once(10**6 + number % 5000) for number in range(20_000)] == [10**6 + n % 5000 for n in range(20_000)]
+    assert values.once(int("1000000")) is values.once(int("1000000"))
+    assert (values.once("direct"), values.once(0)) == ("direct", 0)
+    later = [int("1004999"), int("1004999")]
+    assert [values.once(one) for one in later] == later, "what there is no room for is given back as it is"

@@ -32,6 +32,8 @@ class MemoryMeter:
 
     def __init__(self) -> None:
         self.idle_bytes: int | None = None
+        self.held_bytes = 0
+        """Resident memory when the last task was stopped."""
         self._lock = threading.Lock()
         self._running: dict[int, _Running] = {}
 
@@ -52,7 +54,8 @@ class MemoryMeter:
         """Return the task's share of the peak over the idle memory, in bytes."""
         with self._lock:
             task = self._running.pop(key)
-            return max(0, self._highest() - (self.idle_bytes or 0)) // task.together
+            highest, self.held_bytes = self._highest_and_held()
+            return max(0, highest - (self.idle_bytes or 0)) // task.together
 
     def rebase(self) -> None:
         """Take the idle memory anew when the next task starts: what came between two jobs is not theirs."""
@@ -68,11 +71,11 @@ class MemoryMeter:
             return
 
     @staticmethod
-    def _highest() -> int:
+    def _highest_and_held() -> tuple[int, int]:
         try:
-            for line in _STATUS.read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-        except OSError:
-            pass
-        return resident_bytes()
+            lines = (line.split() for line in _STATUS.read_text().splitlines())
+            kilobytes = {line[0]: int(line[1]) for line in lines if line and line[0] in ("VmHWM:", "VmRSS:")}
+            return kilobytes["VmHWM:"] * 1024, kilobytes["VmRSS:"] * 1024
+        except (OSError, KeyError):
+            held = resident_bytes()
+            return held, held

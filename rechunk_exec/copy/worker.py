@@ -19,7 +19,7 @@ import numpy as np
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
 from rechunk_exec.copy.heap import bound_heap, trim_heap
-from rechunk_exec.copy.meter import MemoryMeter
+from rechunk_exec.copy.meter import MemoryMeter, resident_bytes
 from rechunk_exec.copy.noting import note
 from rechunk_exec.digest import box_digest
 from rechunk_exec.errors import SerializationError, StorageError
@@ -47,6 +47,9 @@ _SMALL_BYTES = 1 << 20
 """A region that takes less time to copy than threads take to begin: about a millisecond."""
 _TRIMMED_FROM = 4_000_000
 """Freed memory is given back when a task ends after tasks of so many bytes; it takes a millisecond or less."""
+_LOOSE_BYTES = 1 << 19
+"""And when one ends with so much more than there was when memory was given back last. Where tasks hold little, most of
+it is what codecs worked in, between whose pieces other small ones stay, so that the next task finds no room there."""
 _HELPER_THREADS = 256  # started one by one, as they are needed
 
 
@@ -117,7 +120,7 @@ class Worker:
         self._meter = MemoryMeter()
         self._job, self._stage = "", 0
         self._running = 0
-        self._untrimmed = 0
+        self._untrimmed = self._trimmed_to = 0
 
     def run(self, task: CopyTask) -> TaskResult:
         """Copy one region; see :func:`run_task`."""
@@ -141,10 +144,12 @@ class Worker:
         finally:
             with self._lock:
                 self._untrimmed += task.predicted_bytes
-                trimming = self._untrimmed >= _TRIMMED_FROM
+                loose = self._meter.held_bytes > self._trimmed_to + _LOOSE_BYTES
+                trimming = loose or self._untrimmed >= _TRIMMED_FROM
                 self._untrimmed = 0 if trimming else self._untrimmed
             if trimming:
                 trim_heap()  # what codecs worked in, of which each thread's arena keeps what it had at most
+                self._trimmed_to = resident_bytes()
             with self._lock:
                 self._running -= 1
         result = TaskResult(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rechunk_exec.errors import StorageError, TaskError
-from rechunk_exec.results import Event, OnEvent, TaskResult
+from rechunk_exec.results import Event, OnEvent, SharedValues, TaskResult
 from rechunk_exec.tasks import CopyTask, Stage
 
 TRIES = 3
@@ -33,9 +33,11 @@ class CopyRun:
     tell: OnEvent
     results: list[TaskResult] = field(default_factory=list)
     retries: int = 0
+    _values: SharedValues = field(default_factory=SharedValues)
 
     def done(self, result: TaskResult, *, attempts: int) -> None:
         """Note a task that is done."""
+        result = result.sharing(self._values)  # all are held until the report goes
         if attempts > 1:
             result = dataclasses.replace(result, attempts=attempts)
         self.results.append(result)

@@ -266,9 +266,7 @@ class _Frames:
 
 
 def _size_of(frame: BloscFrame | _Chunk) -> int:
-    if isinstance(frame, _Chunk) or frame.starts is None or frame.ends is None:
-        return 0
-    return frame.starts.nbytes + frame.ends.nbytes
+    return 0 if isinstance(frame, _Chunk) or frame.table is None else len(frame.table)
 
 
 def _is_all_fill(stored: StoredArray, objects: Objects, place: Located, head: memoryview) -> bool:

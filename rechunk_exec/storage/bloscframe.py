@@ -41,9 +41,19 @@ class BloscFrame:
     block_bytes: int
     """Decoded bytes of a block; the last one may be shorter."""
     stored_bytes: int
-    starts: NDArray[np.int64] | None
-    """Where each block begins in the frame, in the order of the blocks; None if the frame is stored raw."""
-    ends: NDArray[np.int64] | None
+    table: bytes | None
+    """Where each block begins in the frame, in the order of the blocks, and then where each ends, as 64-bit integers;
+    None if the frame is stored raw. Bytes, since thousands of frames are kept: see :class:`~.direct.DirectReader`."""
+
+    @property
+    def starts(self) -> NDArray[np.int64] | None:
+        """Where each block begins in the frame; None if the frame is stored raw."""
+        return None if self.table is None else np.frombuffer(self.table, np.int64, self.blocks)
+
+    @property
+    def ends(self) -> NDArray[np.int64] | None:
+        """Where each block ends; None if the frame is stored raw."""
+        return None if self.table is None else np.frombuffer(self.table, np.int64, self.blocks, 8 * self.blocks)
 
     @property
     def blocks(self) -> int:
@@ -56,10 +66,11 @@ class BloscFrame:
 
     def stored_span(self, span: tuple[int, int]) -> tuple[int, int]:
         """Return stored bytes, from and to, among which all are that decoded bytes ``span``, at least one, need."""
-        if self.starts is None or self.ends is None:
+        starts, ends = self.starts, self.ends
+        if starts is None or ends is None:
             return span[0] + HEADER_BYTES, span[1] + HEADER_BYTES
         blocks = slice(span[0] // self.block_bytes, -(-span[1] // self.block_bytes))
-        return int(self.starts[blocks].min()), int(self.ends[blocks].max())
+        return int(starts[blocks].min()), int(ends[blocks].max())
 
 
 def frame_head(header: bytes, nbytes: int) -> tuple[int, int] | None:
@@ -90,14 +101,14 @@ def open_frame(head: bytes | memoryview, nbytes: int) -> BloscFrame | None:
     block_bytes, table_end = sizes
     stored = int.from_bytes(header[12:16], "little")
     if table_end == HEADER_BYTES:
-        return BloscFrame(header, nbytes, block_bytes, stored, None, None) if stored == HEADER_BYTES + nbytes else None
+        return BloscFrame(header, nbytes, block_bytes, stored, None) if stored == HEADER_BYTES + nbytes else None
     starts = np.frombuffer(head[HEADER_BYTES:table_end], "<i4").astype(np.int64)
     order = np.argsort(starts)
     ends = np.empty_like(starts)
     ends[order] = np.append(starts[order][1:], stored)
     if starts.min() < table_end or (ends <= starts).any():
         return None
-    return BloscFrame(header, nbytes, block_bytes, stored, starts, ends)
+    return BloscFrame(header, nbytes, block_bytes, stored, starts.tobytes() + ends.tobytes())
 
 
 def decode_span(frame: BloscFrame, span: tuple[int, int], out: memoryview, reading: PartReading) -> int:
@@ -108,7 +119,7 @@ def decode_span(frame: BloscFrame, span: tuple[int, int], out: memoryview, readi
     low, high = span
     if len(out) != high - low or not 0 <= low <= high <= frame.nbytes:
         raise StorageError(f"a span must lie in the frame of {frame.nbytes} bytes; got {low} to {high}")
-    if frame.starts is None or frame.ends is None:
+    if frame.table is None:
         return _copy_span(span, out, reading)
     step = max(1, reading.piece_bytes // frame.block_bytes)
     fetched = 0
@@ -147,10 +158,11 @@ class _FetchedBlocks:
     """
 
     def __init__(self, frame: BloscFrame, first: int, last: int, reading: PartReading) -> None:
-        assert frame.starts is not None
-        assert frame.ends is not None
+        starts, ends = frame.starts, frame.ends
+        assert starts is not None
+        assert ends is not None
         self.frame, self.first, self.reading = frame, first, reading
-        starts, ends = frame.starts[first:last], frame.ends[first:last]
+        starts, ends = starts[first:last], ends[first:last]
         order = np.argsort(starts, kind="stable")
         runs = self._runs(starts[order].tolist(), ends[order].tolist(), frame.span(first, last))
         self.fetched = sum(run.stop - run.start for run in runs)

@@ -63,8 +63,10 @@ class DirectReader(UnitReader):
         self.codec: ChunkCodec = stored.codec
         self.way = way_of(stored.codec)
         self.chunk_bytes = prod(stored.chunk) * self.codec.dtype.itemsize
-        self.shard_entries: Kept[str, Entries | None] = Kept(
-            partial(_shard_entries, stored, objects), lambda entries: 0 if entries is None else entries.nbytes
+        # As bytes: an array of NumPy takes some bytes of the C allocator for its shape, and keeps a page for them, of
+        # those that codecs have worked in. Of the indices of a thousand shards that is more than they hold.
+        self._indices: Kept[str, bytes | None] = Kept(
+            partial(_index_body, stored, objects), lambda body: 0 if body is None else len(body)
         )
 
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
@@ -136,6 +138,13 @@ class DirectReader(UnitReader):
         required = self.stored.intermediate or place.length is not None
         return self.objects.read(place.key, allocate, place.start, place.length, use=use, required=required)
 
+    def shard_entries(self, key: str) -> Entries | None:
+        """Return the index of a shard, which is fetched once; None if there is no such shard."""
+        index = self.stored.index
+        assert index is not None
+        body = self._indices(key)
+        return None if body is None else index.entries(body)
+
     def locate(self, unit: Index) -> Located | None:
         """Return where a chunk's bytes are; None if it is known to be absent."""
         shard, index = self.stored.shard, self.stored.index
@@ -151,13 +160,13 @@ class DirectReader(UnitReader):
         return None if offset == EMPTY and length == EMPTY else Located(key, int(offset), int(length))
 
 
-def _shard_entries(stored: StoredArray, objects: Objects, key: str) -> Entries | None:
-    """Return the index of a shard, or None if there is no such shard."""
+def _index_body(stored: StoredArray, objects: Objects, key: str) -> bytes | None:
+    """Return the bytes of a shard's index, or None if there is no such shard."""
     index = stored.index
     assert index is not None
     start = 0 if index.at_start else -index.nbytes
     content = objects.read(key, fresh, start, index.nbytes, required=stored.intermediate)
-    return None if content is None else index.decode(content, f"{key} of {stored.array.store_path}")
+    return None if content is None else index.body(content, f"{key} of {stored.array.store_path}")
 
 
 class DirectWriter(UnitWriter):

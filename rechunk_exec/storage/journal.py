@@ -34,6 +34,11 @@ from rechunk_exec.tasks import ArrayRef, refuse_job_name
 MERGED_AT_ONCE = 64
 """How many documents of results there are before they become one."""
 
+_LARGE_DOCUMENT = 4096
+"""Results in a document that needs no more merging."""
+_LEVELS = 3
+"""How often a result is written again, at most."""
+
 Record = TypeVar("Record")
 
 _JOB, _FINISHED, _RESULTS = "job", "finished", "Results"
@@ -192,17 +197,31 @@ class Journal:
         return bool(self._documents.read(f"{self.job}/done/0-{stage}-{index}"))
 
     def merge(self) -> None:
-        """Make one document of many, where there are many. For the one driver of the job only."""
+        """Make fewer documents of many, where there are many. For the one driver of the job only.
+
+        No more results are held at once than make a large document: a driver that keeps a hundred thousand of them
+        should not hold them twice.
+        """
         names = self._documents.names(f"{self.job}/done")
         for level in sorted({_level(name) for name in names}):
-            small = [name for name in names if _level(name) == level]
-            if len(small) >= MERGED_AT_ONCE:
-                texts = {name: self._documents.read(f"{self.job}/done/{name}") for name in small}
-                results = self._results(texts)
-                if len(results) > 1:
-                    self.add(results, level=level + 1)
-                    for name in small:
-                        self._documents.delete(f"{self.job}/done/{name}")
+            small: Sequence[str] = [name for name in names if _level(name) == level]
+            if level < _LEVELS and len(small) >= MERGED_AT_ONCE:
+                while small:
+                    small = self._merge_some(small, level)
+
+    def _merge_some(self, names: Sequence[str], level: int) -> Sequence[str]:
+        """Make one document of the first few of these; return the others."""
+        results: list[TaskResult] = []
+        taken = 0
+        while taken < len(names) and len(results) < _LARGE_DOCUMENT:
+            some = names[taken : taken + MERGED_AT_ONCE]
+            results += self._results({name: self._documents.read(f"{self.job}/done/{name}") for name in some})
+            taken += len(some)
+        if len(results) > 1:
+            self.add(results, level=level + 1)
+            for name in names[:taken]:
+                self._documents.delete(f"{self.job}/done/{name}")
+        return names[taken:]
 
     def add_failure(self, failure: TaskFailure) -> None:
         """Note a task that has failed for good."""

@@ -6,11 +6,12 @@ on the way leaves is known for what it is.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import secrets
 import shutil
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -33,7 +34,6 @@ REMOVING = "removing.json"
 """What marks an array that is being removed, among our documents."""
 
 _REMOVERS = 8
-_FILES_AT_ONCE = 1000
 
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
 
@@ -105,12 +105,34 @@ def remove_moved_aside(ref: ArrayRef) -> None:
 
 def _remove_folder(folder: Path) -> None:
     """Remove a folder, its files several at a time: giving back the pages of large ones takes the system a while."""
-    files = (Path(place) / name for place, _, names in os.walk(folder) for name in names)
+    files = _files(folder)
+    turn = threading.Lock()
+
+    def unlink_some() -> None:  # a loop, not a call a file: a job of tiny tasks has made as many files as it had tasks
+        while True:
+            with turn:
+                path = next(files, None)
+            if path is None:
+                return
+            path.unlink()
+
     with ThreadPoolExecutor(_REMOVERS) as pool:
-        while some := tuple(itertools.islice(files, _FILES_AT_ONCE)):
-            for _ in pool.map(Path.unlink, some):
-                pass
+        for done in [pool.submit(unlink_some) for _ in range(_REMOVERS)]:
+            done.result()
     shutil.rmtree(folder)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files under a folder as they are found: no folder's names are all held at once."""
+    folders: list[Path] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            else:
+                yield Path(entry.path)
+    for inner in folders:
+        yield from _files(inner)
 
 
 def remove_partials(ref: ArrayRef) -> None:

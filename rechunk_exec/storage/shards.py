@@ -45,6 +45,10 @@ class ShardIndex:
 
     def decode(self, content: memoryview, key: str) -> NDArray[np.uint64]:
         """Return the index that ``content`` holds."""
+        return self.entries(self.body(content, key))
+
+    def body(self, content: memoryview, key: str) -> bytes:
+        """Return the bytes of the entries that ``content`` holds, checked."""
         if len(content) != self.nbytes:
             raise StorageError(
                 f"the shard {key} must hold an index of {self.nbytes} bytes; "
@@ -56,6 +60,10 @@ class ShardIndex:
             raise StorageError(
                 f"the index of the shard {key} does not match its CRC-32C: the shard is torn or damaged", permanent=True
             )
+        return body
+
+    def entries(self, body: bytes) -> NDArray[np.uint64]:
+        """Return the entries that have these bytes."""
         return np.frombuffer(body, dtype="<u8").reshape(*self.grid_shape, 2)
 
 

@@ -34,6 +34,8 @@ class Measured:
     """What a job took, in bytes, and what was said of it."""
 
     predicted: int
+    beside: int
+    """What a process may hold besides, by the plan."""
     needed: int
     max_mem: int
     measured: int
@@ -84,6 +86,7 @@ def run(job: Job, folder: Path) -> Measured:
     at_once = {stage.number: stage.plan.tasks_per_worker for stage in measured.stages}
     return Measured(
         predicted=measured.plan.peak_bytes,
+        beside=measured.plan.process_bytes,
         needed=needed,
         max_mem=max_mem,
         measured=max(peaks[pid] for pid in workers),

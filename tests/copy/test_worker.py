@@ -22,6 +22,8 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec import run_task
 from rechunk_exec.copy import Worker, finished_results, release_memory
+from rechunk_exec.copy import worker as copy_worker
+from rechunk_exec.copy.meter import MemoryMeter
 from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.grid import elements_touched
 from rechunk_exec.plans import StagePlan
@@ -439,6 +441,23 @@ def test_buffers_are_kept_from_task_to_task(tmp_path: Path) -> None:
     assert worker._regions._free == []
     assert worker._scratches._free == []
     assert worker._pairs == {}
+
+
+def test_memory_that_stays_loose_is_given_back_after_small_tasks_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = simple_stage(tmp_path)
+    held = iter([50_000_000, 50_100_000, 51_000_000, 50_400_000])  # when tasks end
+    left = iter([50_000_000, 50_200_000])  # when memory was given back
+    trimmed: list[int] = []
+    worker = Worker()
+    monkeypatch.setattr(MemoryMeter, "_highest_and_held", staticmethod(lambda: (60_000_000, next(held))))
+    monkeypatch.setattr(copy_worker, "resident_bytes", lambda: next(left))
+    for task in list(stage)[:4]:
+        with monkeypatch.context() as patch:
+            patch.setattr(copy_worker, "trim_heap", lambda index=task.index: trimmed.append(index))
+            worker.run(replace(task, job=""))
+    assert trimmed == [0, 2], "at first, and after half a megabyte more than what was left then"
 
 
 def test_what_zarr_serves_is_named_in_the_result(tmp_path: Path) -> None:

@@ -115,6 +115,27 @@ def test_merged_documents_are_merged_again() -> None:
     assert held.results() == by_task([result_of(index) for index in range(64)])
 
 
+def test_no_more_results_are_merged_at_once_than_make_a_large_document() -> None:
+    ref = ArrayRef(store=MemoryStore())
+    held = Journal(ref, "job")
+    added: list[int] = []
+    add = Journal.add
+
+    def noted(self: Journal, results: Sequence[TaskResult], *, level: int = 0, durable: bool = False) -> None:
+        added.append(len(results))
+        add(self, results, level=level, durable=durable)
+
+    with mock.patch.multiple(journal, MERGED_AT_ONCE=4, _LARGE_DOCUMENT=10):
+        for number in range(64):
+            held.add([result_of(4 * number + place) for place in range(4)])
+            with mock.patch.object(Journal, "add", noted):
+                held.merge()
+    assert 10 <= max(added) <= 10 + 4 + 10, "some of these, and the document that makes them enough"
+    assert sum(added) <= 3 * 256, "none is written again more than three times"
+    assert {name.partition("-")[0] for name in documents_of(ref)} <= {"0", "1", "2", "3"}
+    assert held.results() == by_task([result_of(index) for index in range(256)])
+
+
 def test_replacing_by_nothing_leaves_nothing(target: ArrayRef) -> None:
     held = Journal(target, "job")
     held.add([result_of(1), result_of(2)])
