@@ -21,6 +21,7 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from rechunk_exec import wire
@@ -214,7 +215,9 @@ class Journal:
         results: list[TaskResult] = []
         taken = 0
         while taken < len(names) and len(results) < _LARGE_DOCUMENT:
-            some = names[taken : taken + MERGED_AT_ONCE]
+            # Those of one task, the name of which says so, are checked together, which is quicker.
+            following = takewhile(_task_of, names[taken : taken + MERGED_AT_ONCE])
+            some = list(following) or names[taken : taken + 1]
             results += self._results({name: self._documents.read(f"{self.job}/done/{name}") for name in some})
             taken += len(some)
         if len(results) > 1:
