@@ -79,8 +79,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         Arguments of :func:`zarr.create_array` that replace what is carried over from the source (``compressors``,
         ``filters``, ``fill_value``, ...), or rechunker's ``compressor``.
     temp_store : str, os.PathLike or zarr store, optional
-        Where intermediates go, if the plan needs any; None puts them in the target's own folder, where
-        zarr does not see them.
+        Where intermediates go, if the plan needs any; None puts them beside the target.
     temp_options : dict, optional
         For intermediates: ``compressor`` or ``compressors``, as in ``target_options``. Without, they are uncompressed,
         unless the cost model says that their store is slow (``CostModel.temp_bps``).
@@ -179,7 +178,7 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     storage.refuse_overlap(places.source, places.target)
     begun = storage.read_job(places.target) if mode == "resume" and places.journalled else None
     temp_name = storage.new_temp_name(places.target) if begun is None else begun.temp_name
-    places = places.with_temp(temp_name, inside=begun is None or begun.temp_inside)
+    places = places.with_temp(temp_name)
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
     storage.refuse_inside_array(places.target)

@@ -93,8 +93,7 @@ def refuse_places(work: Undertaking) -> None:
     places = work.places
     storage.refuse_unwritable(places.target, _METADATA_BYTES, "target")
     if work.intermediates:
-        given = (("source", places.source), ("target", places.target)) if places.temp_store is not None else ()
-        for name, array in given:  # else their place is our own, among the target's documents
+        for name, array in (("source", places.source), ("target", places.target)):
             try:
                 storage.refuse_overlap(array, work.temp)
             except PlanError as error:
@@ -191,7 +190,7 @@ def _remove_intermediates_before(work: Undertaking) -> None:
         return
     names = intermediates(before.plan)
     stores = [None] if work.places.temp_store is None else [None, work.places.temp_store]
-    places = [storage.temp_place(target, temp, before.temp_name, inside=before.temp_inside) for temp in stores]
+    places = [storage.temp_place(target, temp, before.temp_name) for temp in stores]
     for place in places:
         if names and place is not None and storage.is_temp_of(place, before.job):
             storage.remove_temp(place, names)
@@ -220,7 +219,6 @@ def _record(work: Undertaking) -> JobRecord:
         begun=utc_now() if work.resumed is None else work.resumed.begun,
         package=_package_version(),
         temp_name=work.temp_name,
-        temp_inside=work.resumed is None or work.resumed.temp_inside,
     )
 
 

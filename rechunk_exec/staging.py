@@ -26,9 +26,9 @@ class JobPlaces:
         """Whether the target's store holds a journal."""
         return storage.holds_documents(self.target)
 
-    def with_temp(self, name: str, *, inside: bool = True) -> JobPlaces:
-        """Return these, with the folder of intermediates; see :func:`rechunk_exec.storage.temp_place`."""
-        return replace(self, temp=storage.temp_place(self.target, self.temp_store, name, inside=inside))
+    def with_temp(self, name: str) -> JobPlaces:
+        """Return these, with the folder of intermediates of this name."""
+        return replace(self, temp=storage.temp_place(self.target, self.temp_store, name))
 
     def needed_temp(self, plan: Plan) -> ArrayRef:
         """Return the folder of the intermediates.
@@ -40,7 +40,7 @@ class JobPlaces:
         """
         if self.temp is None:
             raise PlanError(
-                f"the plan needs a temp store of {plan.temp_bytes} bytes, and there is no place for one with the "
+                f"the plan needs a temp store of {plan.temp_bytes} bytes, and there is no place for one beside the "
                 f"target {self.target}; give temp_store, or more max_mem"
             )
         return self.temp

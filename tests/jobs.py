@@ -16,10 +16,7 @@ import pytest
 import zarr
 
 import rechunk_exec as rx
-from rechunk_exec import storage
 from rechunk_exec.results import Event, TaskResult
-from rechunk_exec.storage.documents import PREFIX, TEMP, list_names
-from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import CopyTask, Stage
 from tests.values import Array, position_values, same_bits
 
@@ -95,18 +92,6 @@ def assert_kept_promises(job: rx.Rechunked) -> None:
         assert sum(result.bytes_read for result in results) == stage.plan.elements_read * stage.plan.itemsize
         assert sum(result.bytes_written for result in results) == stage.plan.nbytes
         assert {result.predicted_bytes for result in results} <= {stage.plan.task_bytes}
-    assert_no_intermediates(job)
-
-
-def assert_no_intermediates(job: rx.Rechunked) -> None:
-    """Fail if an intermediate of a job, or what marks their folder, is left where they were with the target."""
-    for stage in job.stages[:-1]:
-        if storage.holds_documents(stage.target):
-            assert not storage.exists(stage.target), f"{stage.target} is left"
-    target = job.stages[-1].target
-    if storage.holds_documents(target):
-        names = list_names(open_store(target, read_only=True), f"{target.path}/{PREFIX}".lstrip("/"))
-        assert TEMP not in names
 
 
 def run_tasks(job: rx.Rechunked, skip: Mapping[int, set[int]] | None = None) -> None:

@@ -18,8 +18,7 @@ from rechunk_exec.executors import SerialExecutor
 from rechunk_exec.results import Event
 from rechunk_exec.storage import ArrayRef, Design
 from rechunk_exec.tasks import Stage
-from tests.jobs import InjectedError, ZarrArray, assert_exact, assert_no_intermediates, make_array, snapshot
-from tests.s3 import Bucket
+from tests.jobs import InjectedError, ZarrArray, assert_exact, make_array, snapshot
 
 
 @pytest.fixture
@@ -330,42 +329,3 @@ def test_an_error_of_a_function_tells_how_many_tasks_are_done(tmp_path: Path, so
     job = two_stages(source, tmp_path / "target", executor=gives_up)
     with pytest.raises(rx.RechunkError, match=rf"3 of {job.plan.tasks} tasks are done"):
         job.execute()
-
-
-def listed_by_zarr(group: Any) -> set[str]:
-    """What zarr lists of a group. It warns of what it does not know, which fails a test."""
-    return {name for name, _ in zarr.open_group(group, mode="r").members(max_depth=None)}
-
-
-@pytest.mark.parametrize("zarr_format", [2, 3])
-@pytest.mark.parametrize("where", ["folder", "memory", "S3"])
-def test_a_group_is_listed_without_a_warning_while_a_job_with_an_intermediate_runs_in_it(
-    where: str, zarr_format: Any, source: ZarrArray, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if where == "S3":
-        bucket: Bucket = request.getfixturevalue("s3")
-        target: Any = bucket.url("group.zarr")
-        group: Any = bucket.store("group.zarr")
-    else:
-        target = group = tmp_path / "group.zarr" if where == "folder" else zarr.storage.MemoryStore()
-    zarr.open_group(group, mode="w", zarr_format=zarr_format)
-    job = two_stages(source, target, array_name="layers/a", zarr_format=zarr_format)
-    seen: list[set[str]] = []
-
-    def listen(event: Event) -> None:
-        if event.kind == "task" and event.index == 0:
-            assert storage.exists(job.stages[0].target), "the intermediate is there"
-            seen.append(listed_by_zarr(group))
-
-    assert_exact(job.execute(on_event=listen), source)
-    assert [*seen, listed_by_zarr(group)] == [{"layers", "layers/a"}] * 3
-    assert_no_intermediates(job)
-
-
-def test_an_intermediate_at_the_root_of_a_store_in_memory(source: ZarrArray) -> None:
-    # A target there had no place beside it, and needed a temp store.
-    store = zarr.storage.MemoryStore()
-    job = two_stages(source, store)
-    assert_exact(job.execute(), source)
-    assert_no_intermediates(job)
-    assert {name.split("/")[0] for name in store._store_dict} == {"zarr.json", "c", ".rechunk_exec"}

@@ -25,8 +25,6 @@ from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 PREFIX = ".rechunk_exec"
-TEMP = "temp"
-"""The folder of intermediates among them, which holds no documents but the mark of their job."""
 
 _ENDING = ".json"
 _REQUESTS = 16

@@ -53,7 +53,7 @@ class Fingerprint:
     max_mem: int
     """In bytes."""
     temp: str
-    """Where intermediates are; empty if that was not asked for, and they are with the target."""
+    """Where intermediates are; empty if that was not asked for, and they are beside the target."""
     temp_codecs: str = ""
     """How chunks of intermediates are stored, as JSON; empty for raw."""
 

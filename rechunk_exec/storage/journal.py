@@ -8,7 +8,6 @@ It is a few documents (:mod:`.documents`) in the target's own folder, on every k
     .rechunk_exec/<job>/failed/*.json      tasks that have failed for good
     .rechunk_exec/<job>/batch.json         what lines of a file of jobs need to know (see :mod:`.batch`)
     .rechunk_exec/finished.json            the job has ended; written last of all
-    .rechunk_exec/temp/                    intermediates, where no temp store was given (see :mod:`.places`)
 
 Any number of processes and machines may add results at the same time, because each document has a name of its own and
 is written once. The driver merges them while the job runs, 64 into one, so there are never many. A target with
@@ -28,7 +27,7 @@ from rechunk_exec import wire
 from rechunk_exec.errors import ResumeError, SerializationError
 from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskFailure, TaskResult
-from rechunk_exec.storage.documents import TEMP, Documents
+from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.identity import Fingerprint
 from rechunk_exec.tasks import ArrayRef, refuse_job_name
 
@@ -60,9 +59,7 @@ class JobRecord:
     package: str
     """Version of this package."""
     temp_name: str = ""
-    """Of the folder of its intermediates in a temp store; "" if an early version has begun the job."""
-    temp_inside: bool = False
-    """Whether intermediates without a temp store are in the target's own folder; earlier versions had them beside."""
+    """Of the folder of its intermediates; "" if an earlier version has begun the job."""
 
     def __post_init__(self) -> None:
         refuse_job_name(self.job)
@@ -252,7 +249,7 @@ class Journal:
     def forget(self, *, others: bool = False) -> None:
         """Remove the results of this job, or of all ``others`` on the same target."""
         for folder in self._documents.folders():
-            if folder not in {"drivers", TEMP} and (folder != self.job) == others:
+            if folder != "drivers" and (folder != self.job) == others:
                 self._documents.delete_folder(folder)
 
     def _results(self, texts: Mapping[str, str | None]) -> list[TaskResult]:

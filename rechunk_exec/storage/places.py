@@ -20,7 +20,7 @@ from zarr.abc.store import Store
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
-from rechunk_exec.storage.documents import PREFIX, TEMP, list_names
+from rechunk_exec.storage.documents import PREFIX, list_names
 from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of, put_object
 from rechunk_exec.storage.removal import REMOVING, remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
@@ -59,23 +59,18 @@ def _name_in_temp(target: ArrayRef) -> str:
     return f"rechunk_exec-{hashlib.sha256(f'{target.store}/{target.path}'.encode()).hexdigest()[:12]}"
 
 
-def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str, *, inside: bool = True) -> ArrayRef | None:
-    """Return the folder of a job's intermediates: in ``temp``, or in the target's own folder; None if it can have none.
+def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str) -> ArrayRef | None:
+    """Return the folder of a job's intermediates: in ``temp``, or beside the target; None if there is no beside.
 
-    There they are on the target's disk and go where it goes, and no other tool of zarr sees them: what is in an array's
-    folder under a name that begins with a dot is no chunk, and nobody looks for groups or arrays inside an array. A
-    folder beside the target would be taken for a damaged member of the group that the target is in.
-
-    ``name`` is that of the folder in ``temp``, as the job's record says; "" for a job of an early version. ``inside``
-    is false for jobs of versions that had the folder beside the target. A target in icechunk can have none.
+    ``name`` is that of the folder in ``temp``, as the job's record says; "" for a job of an earlier version. A target
+    in icechunk has no beside.
     """
     target = _real_place(target)
     if temp is not None:
         return child(temp, name or _name_in_temp(target))
     if not holds_documents(target):
         return None
-    if inside:
-        return child(target, f"{PREFIX}/{TEMP}")
+    # Named by the target alone: who moves or copies the target with what is beside it can go on there.
     if target.path:
         return replace(target, path=target.path + _BESIDE)
     return replace(target, store=target.store + _BESIDE) if isinstance(target.store, str) else None

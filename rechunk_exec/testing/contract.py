@@ -238,8 +238,7 @@ class ExecutorContract(SharedRuns):
         status = rx.status(tmp_path / "target.zarr")
         assert (status.done, status.total) == (job.plan.tasks, job.plan.tasks)
         names = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")}
-        assert names == {"source.zarr", "target.zarr"}
-        assert not Path(str(job.stages[0].target.store)).parent.exists(), "the intermediate has gone, with its folder"
+        assert names == {"source.zarr", "target.zarr"}, "the intermediate has gone"
 
     def test_a_whole_job_of_three_stages(self, executor: Executor, tmp_path: Path) -> None:
         # Operations so slow that they are saved by a third stage, and by intermediates of one object a task.
@@ -270,9 +269,7 @@ class ExecutorContract(SharedRuns):
         status = rx.status(tmp_path / "target.zarr")
         assert [one.done for one in status.stages] == [first.tasks, middle.tasks, last.tasks]
         names = {path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")}
-        assert names == {"source.zarr", "target.zarr"}
-        folders = {Path(str(stage.target.store)).parent for stage in job.stages[:2]}
-        assert not any(folder.exists() for folder in folders), "the intermediates have gone, with their folder"
+        assert names == {"source.zarr", "target.zarr"}, "the intermediates have gone"
 
     def test_it_says_what_it_is(self, executor: Executor) -> None:
         assert isinstance(executor, Executor)

@@ -83,20 +83,10 @@ def _counts(counter: Counter[str]) -> str:
 
 
 class Scene:
-    """A source, a place for a target and intermediates, and things of other people that must survive.
-
-    ``apart`` says whether intermediates go to a temp store, or to their place with the target.
-    """
+    """A source, a place for a target and intermediates, and things of other people that must survive."""
 
     def __init__(
-        self,
-        folder: Path,
-        executor: str,
-        seconds: float = 0.02,
-        *,
-        replaces: bool = False,
-        form: str = "chunks",
-        apart: bool = True,
+        self, folder: Path, executor: str, seconds: float = 0.02, *, replaces: bool = False, form: str = "chunks"
     ) -> None:
         self.folder = folder
         self.source = folder / "source"
@@ -112,7 +102,7 @@ class Scene:
         self.order = Order(
             source=str(self.source),
             target=str(self.target),
-            temp=str(self.temp) if apart else None,
+            temp=str(self.temp),
             log=str(self.log),
             chunks=CHUNKS,
             max_mem=MAX_MEM,
@@ -125,7 +115,7 @@ class Scene:
             CHUNKS,
             MAX_MEM,
             self.target,
-            temp_store=self.order.temp,
+            temp_store=self.temp,
             executor="serial",
             progress=False,
             **self.order.exact_options(),
@@ -214,8 +204,7 @@ class Scene:
         assert [path.name for path in self.temp.iterdir()] == ["mine"]
         left = [path.relative_to(self.folder) for path in self.folder.rglob("*") if path.name.endswith(".partial")]
         assert left == []
-        for folder in ("drivers", "temp"):
-            assert not (self.target / ".rechunk_exec" / folder).exists()
+        assert not (self.target / ".rechunk_exec" / "drivers").exists()
         assert not [path for path in self.folder.iterdir() if _OURS.fullmatch(path.name)]
 
 
@@ -330,8 +319,7 @@ def run_jobs(folder: Path, executors: tuple[str, ...], kills: int, seed: int, fi
         place.mkdir()
         turn = number // len(executors)
         form = list(FORMS)[turn % len(FORMS)]
-        apart = turn // len(FORMS) % 2 == 1
-        scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form, apart=apart)
+        scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form)
         left = kills - sum(figures.kills.values())
         Killing(scene, chance, figures).run(min(left, chance.randint(2, 4)))
         shutil.rmtree(place)

@@ -34,17 +34,12 @@ def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, lon
     assert sum(figures.kills.values()) >= 4
 
 
-@pytest.mark.parametrize(
-    "executor, apart", [("serial", False), ("threads", True), ("processes", False), ("dask", True)]
-)
-def test_killed_in_three_stages_and_resumed(
-    executor: str, apart: bool, tmp_path: Path, long: bool, needs: Needs
-) -> None:
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_killed_in_three_stages_and_resumed(executor: str, tmp_path: Path, long: bool, needs: Needs) -> None:
     if executor == "dask":
         needs("distributed")
     figures = Figures()
-    scene = Scene(tmp_path, executor, form="three stages", apart=apart)
-    Killing(scene, random.Random(17), figures).run(12 if long else 3)
+    Killing(Scene(tmp_path, executor, form="three stages"), random.Random(17), figures).run(12 if long else 3)
     assert figures.rerun_although_done == 0
 
 

@@ -17,7 +17,7 @@ from rechunk_exec.storage.retry import RetryPolicy
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module
 from tests.faults.proxy import Proxy, running_proxy
-from tests.jobs import assert_exact, assert_no_intermediates, make_array
+from tests.jobs import assert_exact, make_array
 from tests.s3 import KEY, SECRET, Bucket
 
 SHAPE, EPOCHS, SERIES = (12, 40, 30), (1, 40, 30), (12, 10, 10)
@@ -46,7 +46,6 @@ def test_an_s3_server_that_is_busy(s3: Bucket, proxy: Proxy, executor: str) -> N
     proxy.rate = 0.0
     assert_exact(zarr.open_array(s3.store("target.zarr"), mode="r"), source)
     assert {key.split("/")[0] for key in s3.contents()} == {"source.zarr", "target.zarr"}
-    assert_no_intermediates(job)
     assert len(proxy.done) > 2
     assert job.report is not None
     assert job.report.store_retries > 0

@@ -58,7 +58,7 @@ def test_beside(store: str, path: str, wanted: tuple[str, str]) -> None:
 def test_the_root_of_a_live_store_has_no_beside() -> None:
     store = MemoryStore()
     assert beside(ArrayRef(store=store), "-x") is None
-    assert temp_place(ArrayRef(store=store), None, "x") == ArrayRef(store=store, path=".rechunk_exec/temp")
+    assert temp_place(ArrayRef(store=store), None, "x") is None
     inside = beside(ArrayRef(store=store, path="a"), "-x")
     assert inside is not None
     assert (inside.store, inside.path) == (store, "a-x")
@@ -71,20 +71,15 @@ def test_options_stay_with_a_neighbour() -> None:
         assert place.storage_options == {"anon": True}
 
 
-@pytest.mark.parametrize("inside, ending", [(True, "/.rechunk_exec/temp"), (False, ".rechunk_exec-temp")])
-def test_the_folder_of_intermediates_is_named_in_the_temp_store_and_has_a_place_of_its_own_with_the_target(
-    inside: bool, ending: str
-) -> None:
+def test_the_folder_of_intermediates_is_named_in_the_temp_store_and_beside_the_target() -> None:
     one, scratch = ArrayRef(store="/d/a.zarr"), ArrayRef(store="/scratch")
-    assert temp_place(one, scratch, "mine", inside=inside) == ArrayRef(store="/scratch/mine")
-    with_target = temp_place(one, None, "mine", inside=inside)
-    assert with_target == ArrayRef(store=f"/d/a.zarr{ending}")
-    assert temp_place(ArrayRef(store="/d", path="a.zarr"), None, "mine", inside=inside) == with_target
+    assert temp_place(one, scratch, "mine") == ArrayRef(store="/scratch/mine")
+    next_to = temp_place(one, None, "mine")
+    assert next_to == ArrayRef(store="/d/a.zarr.rechunk_exec-temp")
+    assert temp_place(ArrayRef(store="/d", path="a.zarr"), None, "mine") == next_to
     store = MemoryStore()
-    in_memory = temp_place(ArrayRef(store=store, path="a"), None, "mine", inside=inside)
-    assert in_memory == ArrayRef(store=store, path=f"a{ending}")
-    at_s3 = temp_place(ArrayRef(store="s3://b/a.zarr", path="x"), None, "mine", inside=inside)
-    assert at_s3 == ArrayRef(store="s3://b/a.zarr", path=f"x{ending}")
+    in_memory = temp_place(ArrayRef(store=store, path="a"), None, "mine")
+    assert in_memory == ArrayRef(store=store, path="a.rechunk_exec-temp")
 
 
 def test_no_two_jobs_have_a_folder_of_intermediates_of_one_name() -> None:
@@ -100,6 +95,10 @@ def test_the_folder_of_intermediates_of_earlier_versions_follows_from_the_target
     assert place == temp_place(ArrayRef(store="/d/a.zarr"), scratch, "") != temp_place(two, scratch, "")
     assert place is not None
     assert re.fullmatch("/scratch/rechunk_exec-[0-9a-f]{12}", str(place.store))
+    next_to = temp_place(one, None, "")
+    assert next_to is not None
+    assert str(next_to.store) == "/d/a.zarr.rechunk_exec-temp"
+    assert temp_place(ArrayRef(store="/d", path="a.zarr"), None, "") == next_to
 
 
 def test_two_targets_in_memory_do_not_share_a_folder_of_intermediates() -> None:
@@ -386,7 +385,7 @@ def test_child(ref: ArrayRef, name: str, wanted: tuple[str, str]) -> None:
 def test_a_name_that_is_too_long_for_intermediates_is_an_error_of_ours(tmp_path: Path) -> None:
     target = array_ref(tmp_path / ("t" * 245))
     refuse_unwritable(target, 0, "target")
-    place = temp_place(target, None, "x", inside=False)
+    place = temp_place(target, None, "x")
     assert place is not None
     with pytest.raises(StorageError, match="too long"):
         refuse_foreign_temp(place)
