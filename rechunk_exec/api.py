@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import zarr
 
-from rechunk_exec import executors, storage
+from rechunk_exec import storage
 from rechunk_exec.array_report import ArrayReport, describe_array
 from rechunk_exec.budget import asked_bytes, budget_for
 from rechunk_exec.chunkspec import ChunkSpec, resolve_chunks, resolve_shards
@@ -20,6 +20,7 @@ from rechunk_exec.cost import CostModel, resolve
 from rechunk_exec.digest import work_bytes
 from rechunk_exec.errors import BudgetError, PlanError, RechunkError
 from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
+from rechunk_exec.executors.registry import resolve as resolve_executor
 from rechunk_exec.fitting import plan_for_workers
 from rechunk_exec.job import JobParts, Rechunked
 from rechunk_exec.jobstatus import JobStatus, read_status, refuse_unfinished_source, unfinished_text
@@ -351,7 +352,7 @@ def describe(store: object, *, array_name: str | None = None, storage_options: O
 def _runner(executor: object) -> tuple[Executor, WorkerShape]:
     """Return the executor and the shape of its workers."""
     try:
-        runner = executors.resolve(executor)
+        runner = resolve_executor(executor)
         return runner, worker_shape(runner)
     except RechunkError:
         raise

@@ -12,12 +12,14 @@ from typing import Any
 
 import zarr
 
-from rechunk_exec import batch, executors, storage
+from rechunk_exec import batch, storage
 from rechunk_exec.budget import Budget
 from rechunk_exec.cost import CostModel
 from rechunk_exec.endrequests import EndRequests
 from rechunk_exec.errors import PlanError, RechunkError, StorageError
-from rechunk_exec.executors.base import Executor
+from rechunk_exec.executors.base import Executor, worker_shape
+from rechunk_exec.executors.registry import check_stages
+from rechunk_exec.executors.staged import staged_copy
 from rechunk_exec.keeper import Keeper
 from rechunk_exec.preparation import (
     Begun,
@@ -142,7 +144,7 @@ class Rechunked:
             requests = stack.enter_context(EndRequests())
             if self._session is not None:
                 stack.enter_context(self._session.job())
-            executors.check_stages(parts.executor, self.stages)
+            check_stages(parts.executor, self.stages)
             if self._had_ended():
                 return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
@@ -275,7 +277,7 @@ class Rechunked:
             begun.journal, lease, told=_tells(self._parts.executor), left=sum(len(stage) for stage in begun.stages)
         )
         tally = Tally({stage.number: len(stage) for stage in begun.stages})
-        cost, workers = self._parts.cost, executors.worker_shape(self._parts.executor)
+        cost, workers = self._parts.cost, worker_shape(self._parts.executor)
 
         def fresh_s(stage: Stage) -> float:
             return cost.fresh_s(stage.plan.fresh_bytes(workers.workers, len(stage)))
@@ -283,7 +285,7 @@ class Rechunked:
         with keeper, progress_display(self._parts.progress, stages=begun.stages) as display:
             listeners: list[OnEvent] = [tally.add, keeper, display, *([] if on_event is None else [on_event])]
             tell = storage.merging(begun.stages, _all_of(listeners, requests))
-            report = executors.staged_copy(begun.stages, self._parts.executor, on_event=tell)
+            report = staged_copy(begun.stages, self._parts.executor, on_event=tell)
             requests.heed()
         report = replace(
             report,

@@ -207,15 +207,15 @@ if __name__ == "__main__":
     folder, name = sys.argv[1:]
     source = zarr.create_array(folder + "/source", shape=(24, 24, 20), chunks=(1, 24, 20), dtype="f4")
     source[...] = np.arange(source.size).reshape(source.shape)
-    executor = resolve(name)
+    executor, rechunk = resolve(name), rx.rechunk
     before = set(sys.modules)
-    rx.rechunk(source, (24, 4, 4), 6000, folder + "/target", executor=executor, progress=False).execute()
+    rechunk(source, (24, 4, 4), 6000, folder + "/target", executor=executor, progress=False).execute()
     print(sorted(sys.modules.keys() - before))
 """
 
 
 @pytest.mark.parametrize("name", ["serial", "threads", "processes"])
-def test_a_job_imports_nothing_that_its_program_has_not_imported_with_the_package(name: str, tmp_path: Path) -> None:
+def test_a_job_imports_nothing_that_was_not_imported_with_the_function(name: str, tmp_path: Path) -> None:
     # A Ctrl-C that breaks an import off may leave the import lock held, on which all threads wait.
     (tmp_path / "job.py").write_text(_JOB)
     run = subprocess.run(

@@ -61,10 +61,10 @@ def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
 
 def test_workers_that_do_not_end_by_themselves_are_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first had taken all the time there was; the others were killed, and left behind as they ended.
-    monkeypatch.setattr("rechunk_exec.executors.processes._LEAVE_S", 0.1)
+    monkeypatch.setattr("rechunk_exec.executors.workers._LEAVE_S", 0.1)
     with ProcessesExecutor(3) as executor:
         executor.run_on_workers(_end_slowly)
-        workers = [worker._process for worker in executor._workers]
+        workers = [worker._process for worker in executor._workers._there]
     assert [worker.returncode for worker in workers] == [-signal.SIGKILL] * 3
 
 
