@@ -139,6 +139,7 @@ def test_a_job_is_decoded_and_encoded_on_the_devices(
 
 def test_one_pool_for_job_after_job(tmp_path: Path, pool: FakeGpuExecutor, log: Path) -> None:
     source(tmp_path, compressors=zarr.codecs.ZstdCodec())
+    pool.run_on_workers(int)  # else one may have done all before the other is there
     for name in ("one", "two"):
         made = job(tmp_path, pool, name)
         made.execute()
