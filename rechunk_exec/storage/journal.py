@@ -197,8 +197,8 @@ class Journal:
     def merge(self) -> None:
         """Make fewer documents of many, where there are many. For the one driver of the job only.
 
-        No more results are held at once than make a large document: a driver that keeps a hundred thousand of them
-        should not hold them twice.
+        Few more results are held at once than make a large document, three times as many at most: a driver that keeps
+        a hundred thousand of them should not hold them twice.
         """
         names = self._documents.names(f"{self.job}/done")
         for level in sorted({_level(name) for name in names}):

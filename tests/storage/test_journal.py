@@ -130,7 +130,8 @@ def test_no_more_results_are_merged_at_once_than_make_a_large_document() -> None
             held.add([result_of(4 * number + place) for place in range(4)])
             with mock.patch.object(Journal, "add", noted):
                 held.merge()
-    assert 10 <= max(added) <= 10 + 4 + 10, "some of these, and the document that makes them enough"
+    # Fewer than a large one, and the document that makes them enough: one that was merged before, twice at most.
+    assert 10 <= max(added) <= 3 * 9 + 4
     assert sum(added) <= 3 * 256, "none is written again more than three times"
     assert {name.partition("-")[0] for name in documents_of(ref)} <= {"0", "1", "2", "3"}
     assert held.results() == by_task([result_of(index) for index in range(256)])
