@@ -8,75 +8,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rechunk_exec import lazily
-
-if TYPE_CHECKING:
-    from rechunk_exec.alignment import check_aligned
-    from rechunk_exec.api import rechunk, status, verify
-    from rechunk_exec.batch import failed_jobs, finalize_jobs, run_job
-    from rechunk_exec.chunktasks import Chunk, ChunkTask
-    from rechunk_exec.copy import run_task
-    from rechunk_exec.cost import CostModel
-    from rechunk_exec.errors import (
-        BudgetError,
-        MissingExtraError,
-        NotReadyError,
-        PlanError,
-        RechunkError,
-        ResumeError,
-        SerializationError,
-        StorageError,
-        TargetExistsError,
-        TaskError,
-    )
-    from rechunk_exec.executors import staged_copy
-    from rechunk_exec.job import Rechunked, write_jobs
-    from rechunk_exec.jobstatus import JobStatus
-    from rechunk_exec.measuring import measure
-    from rechunk_exec.planning import plan_rechunk
-    from rechunk_exec.plans import Plan, StagePlan
-    from rechunk_exec.regionrun import run_chunk_tasks
-    from rechunk_exec.regions import ChunkResult, chunk_task
-    from rechunk_exec.results import CopyReport, TaskResult
-    from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
-    from rechunk_exec.verification import VerifyReport
-else:
-    __getattr__ = lazily.getter(
-        __name__,
-        {
-            "alignment": ["check_aligned"],
-            "api": ["rechunk", "status", "verify"],
-            "batch": ["failed_jobs", "finalize_jobs", "run_job"],
-            "chunktasks": ["Chunk", "ChunkTask"],
-            "copy": ["run_task"],
-            "cost": ["CostModel"],
-            "errors": [
-                "BudgetError",
-                "MissingExtraError",
-                "NotReadyError",
-                "PlanError",
-                "RechunkError",
-                "ResumeError",
-                "SerializationError",
-                "StorageError",
-                "TargetExistsError",
-                "TaskError",
-            ],
-            "executors": ["staged_copy"],
-            "job": ["Rechunked", "write_jobs"],
-            "jobstatus": ["JobStatus"],
-            "measuring": ["measure"],
-            "planning": ["plan_rechunk"],
-            "plans": ["Plan", "StagePlan"],
-            "regionrun": ["run_chunk_tasks"],
-            "regions": ["ChunkResult", "chunk_task"],
-            "results": ["CopyReport", "TaskResult"],
-            "tasks": ["ArrayRef", "CopyTask", "Stage"],
-            "verification": ["VerifyReport"],
-        },
-    )
+from rechunk_exec.alignment import check_aligned
+from rechunk_exec.api import rechunk, status, verify
+from rechunk_exec.batch import failed_jobs, finalize_jobs, run_job
+from rechunk_exec.chunktasks import Chunk, ChunkTask
+from rechunk_exec.copy import run_task
+from rechunk_exec.cost import CostModel
+from rechunk_exec.errors import (
+    BudgetError,
+    MissingExtraError,
+    NotReadyError,
+    PlanError,
+    RechunkError,
+    ResumeError,
+    SerializationError,
+    StorageError,
+    TargetExistsError,
+    TaskError,
+)
+from rechunk_exec.executors import staged_copy
+from rechunk_exec.job import Rechunked, write_jobs
+from rechunk_exec.jobstatus import JobStatus
+from rechunk_exec.measuring import measure
+from rechunk_exec.planning import plan_rechunk
+from rechunk_exec.plans import Plan, StagePlan
+from rechunk_exec.regionrun import run_chunk_tasks
+from rechunk_exec.regions import ChunkResult, chunk_task
+from rechunk_exec.results import CopyReport, TaskResult
+from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
+from rechunk_exec.verification import VerifyReport
 
 __all__ = [
     "ArrayRef",
@@ -118,7 +78,3 @@ __all__ = [
     "verify",
     "write_jobs",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__

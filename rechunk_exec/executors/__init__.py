@@ -7,49 +7,22 @@ once (:class:`~rechunk_exec.executors.base.Executor`). Pools of workers also off
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rechunk_exec import lazily
-
-if TYPE_CHECKING:
-    from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
-    from rechunk_exec.executors.beam import BeamExecutor
-    from rechunk_exec.executors.dask import DaskExecutor
-    from rechunk_exec.executors.flink import FlinkExecutor
-    from rechunk_exec.executors.function import FunctionExecutor
-    from rechunk_exec.executors.futures import FuturesExecutor
-    from rechunk_exec.executors.gpu import GpuExecutor
-    from rechunk_exec.executors.machine import available_cores, memory_left, memory_limit
-    from rechunk_exec.executors.main_module import refuse_while_importing_main
-    from rechunk_exec.executors.pool import PoolExecutor
-    from rechunk_exec.executors.processes import ProcessesExecutor
-    from rechunk_exec.executors.registry import check_stages, executor_named, known_names, resolve
-    from rechunk_exec.executors.serial import SerialExecutor
-    from rechunk_exec.executors.shared import Shared
-    from rechunk_exec.executors.staged import staged_copy
-    from rechunk_exec.executors.threads import ThreadsExecutor
-else:
-    __getattr__ = lazily.getter(
-        __name__,
-        {
-            "base": ["Executor", "WorkerShape", "worker_shape"],
-            "beam": ["BeamExecutor"],
-            "dask": ["DaskExecutor"],
-            "flink": ["FlinkExecutor"],
-            "function": ["FunctionExecutor"],
-            "futures": ["FuturesExecutor"],
-            "gpu": ["GpuExecutor"],
-            "machine": ["available_cores", "memory_left", "memory_limit"],
-            "main_module": ["refuse_while_importing_main"],
-            "pool": ["PoolExecutor"],
-            "processes": ["ProcessesExecutor"],
-            "registry": ["check_stages", "executor_named", "known_names", "resolve"],
-            "serial": ["SerialExecutor"],
-            "shared": ["Shared"],
-            "staged": ["staged_copy"],
-            "threads": ["ThreadsExecutor"],
-        },
-    )
+from rechunk_exec.executors.base import Executor, WorkerShape, worker_shape
+from rechunk_exec.executors.beam import BeamExecutor
+from rechunk_exec.executors.dask import DaskExecutor
+from rechunk_exec.executors.flink import FlinkExecutor
+from rechunk_exec.executors.function import FunctionExecutor
+from rechunk_exec.executors.futures import FuturesExecutor
+from rechunk_exec.executors.gpu import GpuExecutor
+from rechunk_exec.executors.machine import available_cores, memory_left, memory_limit
+from rechunk_exec.executors.main_module import refuse_while_importing_main
+from rechunk_exec.executors.pool import PoolExecutor
+from rechunk_exec.executors.processes import ProcessesExecutor
+from rechunk_exec.executors.registry import check_stages, executor_named, known_names, resolve
+from rechunk_exec.executors.serial import SerialExecutor
+from rechunk_exec.executors.shared import Shared
+from rechunk_exec.executors.staged import staged_copy
+from rechunk_exec.executors.threads import ThreadsExecutor
 
 __all__ = [
     "BeamExecutor",
@@ -76,7 +49,3 @@ __all__ = [
     "staged_copy",
     "worker_shape",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
