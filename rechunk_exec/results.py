@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rechunk_exec.sizes import count_text, format_bytes
-from rechunk_exec.wire import NO_DOCUMENT
+from rechunk_exec.wire import NO_DOCUMENT, SharedValues
 
 OVERRUN_BYTES = 16_000_000
 """How far a measured peak may pass the predicted one before it is reported: the noise of allocators."""
@@ -68,28 +68,6 @@ _ALIKE = (
     *("bytes_read", "bytes_written", "stored_bytes_read", "stored_bytes_written", "predicted_bytes", "peak_bytes"),
     *("reader", "writer"),
 )
-
-
-class SharedValues:
-    """Numbers and strings of which equal ones are held once.
-
-    >>> values = SharedValues()
-    >>> values.once(int("1000")) is values.once(int("1000"))
-    True
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[int | str, int | str] = {}
-
-    def once(self, value: Any) -> Any:
-        """Return the value that is held and equals this one."""
-        if len(self._values) < _SHARED_AT_MOST:
-            return self._values.setdefault(value, value)
-        return self._values.get(value, value)
-
-
-_SHARED_AT_MOST = 4096
-"""What more there is differs so much that there is little to share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

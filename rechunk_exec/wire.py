@@ -36,8 +36,8 @@ _MAX_FLOAT = 1e300
 # json has no infinities or NaN; these spell them.
 _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
-_SEEN = 4096
-"""How many values of a column are looked for among those that came before."""
+_SHARED_AT_MOST = 4096
+"""What more there is differs so much that there is little to share."""
 
 Record = TypeVar("Record")
 
@@ -104,6 +104,24 @@ def from_document(kind: type[Record], document: Mapping[str, Any]) -> Record:
     return typing.cast(Record, record)
 
 
+class SharedValues:
+    """Numbers and strings of which equal ones are held once.
+
+    >>> values = SharedValues()
+    >>> values.once(int("1000")) is values.once(int("1000"))
+    True
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+
+    def once(self, value: Any) -> Any:
+        """Return the value that is held and equals this one."""
+        if len(self._values) < _SHARED_AT_MOST:
+            return self._values.setdefault(value, value)
+        return self._values.get(value, value)
+
+
 def to_columns(kind: type[Record], records: Sequence[Record]) -> dict[str, list[Any]]:
     """Return the fields of many records of one class as lists, which take less room than so many documents."""
     columns = {}
@@ -157,8 +175,7 @@ def _column(hint: Any, column: list[Any], name: str, problems: list[str]) -> lis
     kinds = set(map(type, column))
     if kinds == {hint}:
         if hint is str or (hint is int and min(column) >= -_MAX_INTEGER and max(column) <= _MAX_INTEGER):
-            seen: dict[str | int, str | int] = {}  # few that differ: hold each once
-            return [seen.setdefault(one, one) if len(seen) < _SEEN else seen.get(one, one) for one in column]
+            return list(map(SharedValues().once, column))
         if hint is float and all(map(math.isfinite, column)) and max(map(abs, column)) < _MAX_FLOAT:
             return column
     return [_value(hint, value, f"{name}[{row}]", problems) for row, value in enumerate(column)]

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import subprocess
-import threading
 import time
 import urllib.request
 from abc import ABC, abstractmethod
@@ -26,6 +25,7 @@ from urllib.parse import quote
 from zarr.storage import FsspecStore, ObjectStore
 
 from tests.faults.proxy import running_proxy
+from tests.webserver import served
 
 ROOT = Path(__file__).parents[1]
 EMULATORS = {"gs": ".ci/fake-gcs-server", "az": ".ci/azurite"}
@@ -152,14 +152,8 @@ def _token_service() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer)
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{running.server_port}/token"
-        finally:
-            running.shutdown()
-            thread.join()
+    with served(Handler) as address:
+        yield f"{address}/token"
 
 
 def _service_account(token_uri: str) -> dict[str, str]:

@@ -10,7 +10,8 @@ import pytest
 from rechunk_exec import wire
 from rechunk_exec.executors.copyrun import CopyRun, nobody
 from rechunk_exec.memory import RESULT_BYTES
-from rechunk_exec.results import OVERRUN_BYTES, CopyReport, Event, SharedValues, TaskResult, in_order
+from rechunk_exec.results import OVERRUN_BYTES, CopyReport, Event, TaskResult, in_order
+from rechunk_exec.wire import SharedValues
 
 
 def result(stage: int = 0, index: int = 0, **fields: Any) -> TaskResult:

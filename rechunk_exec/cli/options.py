@@ -38,7 +38,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "metavar": "SIZE",
         "help": "Memory of one worker process over its idle footprint.",
     },
-    "--temp-store": {"metavar": "PATH", "help": "Where intermediates go; in the target's own folder if not given."},
+    "--temp-store": {"metavar": "PATH", "help": "Where intermediates go; beside the target if not given."},
     "--array": {"metavar": "NAME", "help": "Path of the array inside TARGET."},
     "--mode": {
         "type": click.Choice(["fail", "overwrite", "resume"]),

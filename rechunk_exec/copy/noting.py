@@ -62,9 +62,10 @@ def _journal(task: CopyTask) -> Journal:
     global _last  # noqa: PLW0603 - of this process, replaced whole
     assert task.journal is not None
     key = task.journal.key, task.job, os.getpid()
-    if _last is None or _last[0] != key:
-        _last = key, Journal(task.journal, task.job)
-    return _last[1]
+    known = _last  # looked at once: a thread at another job may replace it meanwhile
+    if known is None or known[0] != key:
+        _last = known = key, Journal(task.journal, task.job)
+    return known[1]
 
 
 def finished_results(stages: Sequence[Stage]) -> list[TaskResult]:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rechunk_exec.errors import StorageError, TaskError
-from rechunk_exec.results import Event, OnEvent, SharedValues, TaskResult
+from rechunk_exec.results import Event, OnEvent, TaskResult
 from rechunk_exec.tasks import CopyTask, Stage
+from rechunk_exec.wire import SharedValues
 
 TRIES = 3
 """How often a task is started before it has failed for good."""

@@ -158,7 +158,7 @@ class DaskExecutor(PoolExecutor):
         nothing: Shared[Callable[[object], object]] = self.put(_do_nothing)
         self._set_ups.append(function)
         try:
-            _ = self._cluster.client  # which starts one of our own
+            self._cluster.start()
             self._cluster.wait()
             for member in list(self._cluster.members.values()):
                 call = Call(number=next(self._numbers), function=nothing, argument=None)

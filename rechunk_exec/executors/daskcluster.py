@@ -61,10 +61,14 @@ class DaskCluster:
     @property
     def client(self) -> Any:
         """The client; a cluster of our own is started if it has not been."""
+        self.start()
+        return self._connection.client
+
+    def start(self) -> None:
+        """Start a cluster of our own, if it has not been."""
         if not self.started:
             self._connection.start()
             self.wait()
-        return self._connection.client
 
     def wait(self) -> None:
         """Wait until there is a worker."""

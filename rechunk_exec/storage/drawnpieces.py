@@ -30,7 +30,7 @@ class DrawnPieces(Drawn):
         self._pieces = pieces
         self._region: Region | None = region
         self._lock = threading.Lock()
-        self._runs = self._make_runs()
+        self._runs = list(pieces.runs(max(1, _BLOCK_BYTES // pieces.piece_bytes)))
         self._firsts = np.array([run.first for run in self._runs])
         self._empty = self._find_empty(region)
         self._kept = np.flatnonzero(~self._empty)
@@ -61,9 +61,6 @@ class DrawnPieces(Drawn):
                 begins, block = self._part_of(int(self._kept[kept]), within, self._region)
                 return place - within + begins, block
             return self._whole_pieces(int(self._kept[kept]), self._region)
-
-    def _make_runs(self) -> list[Run]:
-        return list(self._pieces.runs(max(1, _BLOCK_BYTES // self._pieces.piece_bytes)))
 
     def _find_empty(self, region: Region) -> Flags:
         """Return which pieces are all fill value. Only those that begin with it are looked at."""

@@ -82,9 +82,6 @@ class Objects(ABC):
     streams: bool
     """Whether an object's parts leave memory as they are appended."""
 
-    draws: bool = False
-    """Whether an object's parts are asked for as they are sent: :meth:`put_drawn`."""
-
     ignores_ranges: bool = False
     """Whether the store has given a whole object where a part was asked for, as plain HTTP servers do."""
     requests: Requests
@@ -166,10 +163,6 @@ class Objects(ABC):
     @abstractmethod
     def create(self, key: str) -> ObjectWriter:
         """Begin to write the object."""
-
-    def put_drawn(self, key: str, content: Drawn) -> int:
-        """Write an object whole, of bytes that are made as they are sent, and return its size."""
-        raise NotImplementedError
 
     @abstractmethod
     def delete(self, key: str) -> None:

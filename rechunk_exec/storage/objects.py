@@ -71,6 +71,7 @@ class StoreObjects(Objects):
         self.prefix = f"{path}/" if path else ""
         self.requests = requests_to(store)
         self.draws = draws(store)
+        """Whether an object's parts are asked for as they are sent: :meth:`put_drawn`."""
         # s3fs asks for the size of an object before it reads it whole, but not before it reads it from some byte on.
         self._whole = OffsetByteRequest(0) if is_s3fs(store) else None
 
@@ -140,6 +141,7 @@ class StoreObjects(Objects):
         return _StoreWriter(self, key)
 
     def put_drawn(self, key: str, content: Drawn) -> int:
+        """Write an object whole, of bytes that are made as they are sent, and return its size."""
         value, name = drawn_buffer(content), self.name(key)
         self.requests.make(lambda: sync(self.store.set(name, value)), "write", name)
         return len(content)

@@ -23,6 +23,7 @@ from rechunk_exec.storage.access import NOTHING_WRITTEN, Region, Scratch, UnitWr
 from rechunk_exec.storage.direct import way_of
 from rechunk_exec.storage.drawnpieces import DrawnPieces
 from rechunk_exec.storage.objectbase import Objects, ObjectWriter
+from rechunk_exec.storage.objects import StoreObjects
 from rechunk_exec.storage.shardpieces import Flags, Run, ShardPieces, runs_of_false, without_empty
 from rechunk_exec.storage.stored import StoredArray
 
@@ -47,7 +48,17 @@ class _RunOf(NamedTuple):
     run: Run
 
 
-_Job: TypeAlias = _RunOf | ShardPieces
+class _DrawnShard(NamedTuple):
+    pieces: ShardPieces
+    objects: StoreObjects
+
+    def write(self, region: Region) -> Written:
+        """Store the shard, whose bytes are made while they are sent."""
+        with DrawnPieces(self.pieces, region) as drawn:
+            return Written(1, self.objects.put_drawn(self.pieces.key, drawn))
+
+
+_Job: TypeAlias = _RunOf | _DrawnShard
 
 
 class PieceWriter(UnitWriter):
@@ -72,8 +83,8 @@ class PieceWriter(UnitWriter):
         most_bytes = min(_RUN_BYTES, region.spare_bytes)
         for number in region.units(self.stored.write_unit):
             pieces = ShardPieces(self.stored, number)
-            if self.objects.draws:
-                yield pieces
+            if isinstance(self.objects, StoreObjects) and self.objects.draws:
+                yield _DrawnShard(pieces, self.objects)
                 continue
             shard = _OpenShard(pieces, self.objects, unfinished)
             unfinished.add(shard)
@@ -82,9 +93,8 @@ class PieceWriter(UnitWriter):
 
     def write(self, job: Any, region: Region, scratch: Scratch) -> Written:
         """Gather pieces and put them in their place; return the object if this completes it."""
-        if isinstance(job, ShardPieces):
-            with DrawnPieces(job, region) as drawn:
-                return Written(1, self.objects.put_drawn(job.key, drawn))
+        if isinstance(job, _DrawnShard):
+            return job.write(region)
         shard: _OpenShard = job.shard
         return shard.write(job.run, region, scratch)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
@@ -63,7 +62,7 @@ class ShardPieces:
         self.grid_shape = tuple(map(len, self.spans))
         self.count = prod(self.grid_shape)
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """Bytes of the object with all pieces and the index."""
         return self.count * self.piece_bytes + self.index.nbytes

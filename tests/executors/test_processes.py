@@ -64,7 +64,7 @@ def test_workers_that_do_not_end_by_themselves_are_killed_and_waited_for(monkeyp
     monkeypatch.setattr("rechunk_exec.executors.workers._LEAVE_S", 0.1)
     with ProcessesExecutor(3) as executor:
         executor.run_on_workers(_end_slowly)
-        workers = [worker._process for worker in executor._workers._there]
+        workers = [worker._process for worker in executor._workers]
     assert [worker.returncode for worker in workers] == [-signal.SIGKILL] * 3
 
 

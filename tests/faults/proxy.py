@@ -7,11 +7,12 @@ import http.server
 import itertools
 import json
 import random
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from tests.webserver import served
 
 # Google and Azure clients read of the status; Azure's the code in a header too.
 _ERROR = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
@@ -113,13 +114,5 @@ def running_proxy(server: str) -> Iterator[Proxy]:
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = pass_on  # noqa: N815 - names that the base class looks for
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.daemon_threads = True
-        proxy.address = f"http://127.0.0.1:{running.server_port}"
-        thread = threading.Thread(target=running.serve_forever)
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            running.shutdown()
-            thread.join()
+    with served(Handler) as proxy.address:
+        yield proxy

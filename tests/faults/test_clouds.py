@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import zarr
 from zarr.storage import StorePath
 
 import rechunk_exec as rx
@@ -17,6 +16,7 @@ from rechunk_exec.results import Event
 from rechunk_exec.storage import open_array
 from rechunk_exec.tasks import ArrayRef
 from tests.clouds import Cloud
+from tests.faults.busy import copy_before_a_busy_server
 from tests.faults.proxy import Proxy, running_proxy
 from tests.faults.test_s3 import chain
 from tests.faults.test_two_drivers import run_rounds
@@ -65,16 +65,7 @@ def test_a_server_that_is_busy_longer_than_the_client_tries(cloud: Cloud, proxy:
 
 def test_obstore_before_a_server_that_is_busy(cloud: Cloud, proxy: Proxy) -> None:
     store = cloud.obstore(retry_config={"max_retries": 0})
-    source = make_array(store, SHAPE, EPOCHS, name="source")
-    proxy.kinds, proxy.rate = KINDS, 0.1
-    target, temp = StorePath(store, "target"), StorePath(store, "temp")
-    job = rx.rechunk(source, SERIES, "30kB", target, temp_store=temp, progress=False)
-    job.execute()
-    proxy.rate = 0.0
-    assert_exact(zarr.open_array(store, path="target", mode="r"), source)
-    assert len(proxy.done) > 2
-    assert job.report is not None
-    assert job.report.store_retries > 0
+    copy_before_a_busy_server(store, proxy, KINDS, shape=SHAPE, source_chunks=EPOCHS, chunks=SERIES)
 
 
 @pytest.mark.parametrize("by", ["url", "obstore"])

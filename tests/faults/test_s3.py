@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import zarr
-from zarr.storage import ObjectStore, StorePath
+from zarr.storage import ObjectStore
 
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor
@@ -16,6 +16,7 @@ from rechunk_exec.storage import open_array
 from rechunk_exec.storage.retry import RetryPolicy
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module
+from tests.faults.busy import copy_before_a_busy_server
 from tests.faults.proxy import Proxy, running_proxy
 from tests.jobs import assert_exact, make_array
 from tests.s3 import KEY, SECRET, Bucket
@@ -59,17 +60,7 @@ def test_obstore_before_a_server_that_is_busy(s3: Bucket, proxy: Proxy) -> None:
             s3.name, endpoint=proxy.address, client_options={"allow_http": True}, retry_config={"max_retries": 0}
         )
     )
-    source = make_array(store, SHAPE, EPOCHS, name="source")
-    proxy.kinds, proxy.rate = KINDS, 0.1
-    job = rx.rechunk(
-        source, SERIES, "30kB", StorePath(store, "target"), temp_store=StorePath(store, "temp"), progress=False
-    )
-    job.execute()
-    proxy.rate = 0.0
-    assert_exact(zarr.open_array(store, path="target", mode="r"), source)
-    assert len(proxy.done) > 2
-    assert job.report is not None
-    assert job.report.store_retries > 0
+    copy_before_a_busy_server(store, proxy, KINDS, shape=SHAPE, source_chunks=EPOCHS, chunks=SERIES)
 
 
 def test_denied_access_is_told_at_once_and_without_credentials(s3: Bucket, proxy: Proxy, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tests.jobs import QUICK_STAGES, assert_exact, assert_kept_promises, make_ar
 from tests.s3 import KEY, SECRET, Bucket
 from tests.storage.arrays import region_of
 from tests.values import position_values, same_bits
+from tests.webserver import served
 
 SHAPE = (12, 40, 30)
 EPOCHS = (1, 40, 30)
@@ -328,14 +329,8 @@ class Ranged(Quiet):
 def web(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     needed_module("aiohttp")
     handler = partial(Ranged if request.param == "ranges" else Quiet, directory=str(tmp_path / "www"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(handler) as address:
+        yield address
 
 
 @pytest.mark.parametrize("layout", ["zstd", "blosc", "raw", "shards", "format 2"])
