@@ -124,15 +124,17 @@ class SharedValues:
 
 def to_columns(kind: type[Record], records: Sequence[Record]) -> dict[str, list[Any]]:
     """Return the fields of many records of one class as lists, which take less room than so many documents."""
-    columns = {}
-    for name, hint, _ in _fields(typing.cast(type, kind)):
-        column: list[Any] = list(map(operator.attrgetter(name), records))
-        kinds = set(map(type, column))
-        plain = kinds == {hint} and (hint in (int, str) or (hint is float and all(map(math.isfinite, column))))
-        if not plain:
-            column = [_plain(value, f"{kind.__name__}.{name}[{row}]") for row, value in enumerate(column)]
-        columns[name] = column
-    return columns
+    fields = _fields(typing.cast(type, kind))
+    names, hints = [name for name, _, _ in fields], tuple(hint for _, hint, _ in fields)
+    rows = list(map(operator.attrgetter(*names), records))
+    columns = list(map(list, zip(*rows, strict=True))) if rows else [[] for _ in names]
+    # One look at each row is quicker than many at each column: most tables have one row, and there are many of them.
+    if not (all(tuple(map(type, row)) == hints for row in rows) and all(map(_writes_itself, hints, columns))):
+        columns = [
+            [_plain(value, f"{kind.__name__}.{name}[{row}]") for row, value in enumerate(column)]
+            for name, column in zip(names, columns, strict=True)
+        ]
+    return dict(zip(names, columns, strict=True))
 
 
 def from_columns(kind: type[Record], columns: object) -> list[Record]:
@@ -160,6 +162,11 @@ def from_columns(kind: type[Record], columns: object) -> list[Record]:
         return [kind(**dict(zip(names, row, strict=True))) for row in zip(*checked.values(), strict=True)]
     except (RechunkError, ValueError, TypeError) as error:
         raise SerializationError(f"a table of {kind.__name__} must hold such records: {error}") from error
+
+
+def _writes_itself(hint: Any, column: Sequence[Any]) -> bool:
+    """Whether :mod:`json` writes values of this class as they are to be written."""
+    return hint is int or hint is str or (hint is float and all(map(math.isfinite, column)))
 
 
 def _refuse(what: str, problems: Sequence[str]) -> None:
