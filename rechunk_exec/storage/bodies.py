@@ -8,7 +8,7 @@ s3fs gets instead is a file that lies in our memory, and that can be cut as ``by
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, cast
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
@@ -90,7 +90,7 @@ class _LentBuffer(HostBuffer):
     """A buffer that lends its bytes as a :class:`Body`, where a copy of them is asked for."""
 
     def to_bytes(self) -> Any:
-        return Body(memoryview(self.as_numpy_array()).cast("B"))  # type: ignore[arg-type]  # an array has a buffer
+        return Body(memoryview(cast(Any, self.as_numpy_array())).cast("B"))
 
 
 class _DrawnBuffer(HostBuffer):

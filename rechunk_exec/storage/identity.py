@@ -15,7 +15,7 @@ from zarr.storage import FsspecStore, ZipStore
 from rechunk_exec.errors import StorageError
 from rechunk_exec.grid import Grid
 from rechunk_exec.storage.stored import StoredArray
-from rechunk_exec.storage.stores import local_path, quiet_zarr
+from rechunk_exec.storage.stores import local_path, quiet_zarr, zip_file
 from rechunk_exec.tasks import ArrayRef
 
 _FILES_LOOKED_AT = 256
@@ -148,8 +148,9 @@ def _changed(begun: Iterable[Stamp], now: Iterable[Stamp]) -> list[str]:
 
 def _chunk_stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[Stamp]:
     store, folder = stored.array.store, local_path(ref)
-    if isinstance(store, ZipStore):
-        yield _file_stamp("", Path(store.path))
+    archive = zip_file(store)
+    if archive is not None:
+        yield _file_stamp("", archive)
     elif folder is not None:
         for key in _some_keys(stored, _FILES_LOOKED_AT):
             yield _file_stamp(key, folder / key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
@@ -95,7 +96,7 @@ class StoreObjects(Objects):
             raise
         if buffer is None:
             return None
-        view = memoryview(buffer.as_numpy_array()).cast("B")  # type: ignore[arg-type]  # an array has a buffer
+        view = memoryview(cast(Any, buffer.as_numpy_array())).cast("B")
         if length is None or len(view) == length:
             return view
         return self._part(key, view, start, length)

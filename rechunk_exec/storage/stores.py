@@ -59,8 +59,9 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
         return array_ref(store.store, "/".join(part for part in (store.path, path) if part), options)
     if isinstance(store, LocalStore):
         return ArrayRef(store=os.path.abspath(store.root), path=path)
-    if isinstance(store, ZipStore):
-        return ArrayRef(store=os.path.abspath(store.path), path=path)
+    archive = zip_file(store)
+    if archive is not None and archive.suffix == ".zip":  # others are known as archives by their store alone
+        return ArrayRef(store=os.path.abspath(archive), path=path)
     if isinstance(store, Store):
         return ArrayRef(store=store, path=path)
     if isinstance(store, str) and is_url(store):
@@ -94,6 +95,11 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
     if ref.store.endswith(".zip") and Path(ref.store).is_file():
         return sync(ZipStore.open(ref.store, mode="r"))  # zarr 3.1 lists none that is not open
     return LocalStore(ref.store, read_only=read_only)
+
+
+def zip_file(store: object) -> Path | None:
+    """Return the file that a store of a ZIP archive reads; None of one that was given an open file, and of others."""
+    return getattr(store, "path", None) if isinstance(store, ZipStore) else None
 
 
 class _Client(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import logging
 import pickle
 import threading
@@ -26,7 +27,7 @@ from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module
 from tests.jobs import QUICK_STAGES, assert_exact, assert_kept_promises, make_array
 from tests.s3 import KEY, SECRET, Bucket
-from tests.storage.arrays import region_of
+from tests.storage.arrays import ZARR_VERSION, region_of
 from tests.values import position_values, same_bits
 from tests.webserver import served
 
@@ -370,6 +371,26 @@ def test_a_zip_file_is_a_source(tmp_path: Path, executor: Any) -> None:
     with ZipStore(tmp_path / "a.zip", mode="r") as store:
         source = zarr.open_array(store, mode="r")
         run(source, tmp_path / "t.zarr", stages=2, executor=executor)
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"], indirect=True)
+def test_a_zip_file_of_another_name_is_a_source(tmp_path: Path, executor: Any) -> None:
+    with ZipStore(tmp_path / "a.archive", mode="w") as store:
+        make_array(store, SHAPE, EPOCHS)
+    with ZipStore(tmp_path / "a.archive", mode="r") as store:
+        run(zarr.open_array(store, mode="r"), tmp_path / "t.zarr", stages=2, executor=executor)
+
+
+@pytest.mark.skipif(ZARR_VERSION < (3, 4), reason="zarr 3.1 takes paths alone")
+def test_an_open_zip_file_is_a_source(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with ZipStore(packed, mode="w") as store:  # type: ignore[arg-type,unused-ignore]
+        make_array(store, SHAPE, EPOCHS)
+    with ZipStore(packed, mode="r") as store:  # type: ignore[arg-type,unused-ignore]
+        source = zarr.open_array(store, mode="r")
+        run(source, tmp_path / "t.zarr", stages=2, executor="threads")
+        with pytest.raises(rx.RechunkError):
+            rx.rechunk(source, SERIES, TWO_STAGES, tmp_path / "u.zarr", executor="processes", progress=False).execute()
 
 
 def test_memory_as_source_intermediate_and_target() -> None:
