@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rechunk_exec import wire
-from rechunk_exec.errors import PlanError
+from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.grid import Grid, boxes_touched, elements_touched
 from rechunk_exec.memory import PROCESS_BYTES, RESULT_BYTES
 from rechunk_exec.sizes import bytes_text, count_text, format_bytes
+
+MOST_THREADS = 4096
+"""More than any machine has cores, and any store takes requests of one task at once."""
 
 _INTERMEDIATE = re.compile(r"temp-[1-9][0-9]{0,3}")
 
@@ -86,6 +89,11 @@ class StagePlan:
             raise PlanError(f"a stage's uncounted_bytes are at least 0; got {self.uncounted_bytes}")
         if not self.predicted_s >= 0:
             raise PlanError(f"a stage takes at least 0 seconds; got {self.predicted_s}")
+
+    def check_read(self) -> None:
+        """Refuse what no plan of ours comes to; :class:`SerializationError`: it may have been edited."""
+        refuse_many_threads(self.threads)
+        refuse_many_threads(self.tasks_per_worker)
 
     @property
     def elements(self) -> int:
@@ -175,6 +183,12 @@ class StagePlan:
         """
         box = Grid(self.shape, self.region).box(index)
         return box.start, box.stop
+
+
+def refuse_many_threads(threads: int) -> None:
+    """Raise :class:`SerializationError` for more threads than a plan of ours comes to: memory is taken for each."""
+    if threads > MOST_THREADS:
+        raise SerializationError(f"a document must ask for {MOST_THREADS} threads at most; got {threads}")
 
 
 def temp_bytes_of(stages: Sequence[StagePlan]) -> int:

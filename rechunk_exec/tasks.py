@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError, SerializationError
-from rechunk_exec.plans import StagePlan
+from rechunk_exec.plans import StagePlan, refuse_many_threads
 
 OptionValue: TypeAlias = str | int | float | bool | None
 
@@ -172,6 +172,17 @@ class CopyTask:
                 "a task's stage, index and predicted_bytes must be at least 0 and its threads at least 1; got "
                 f"{self.stage}, {self.index}, {self.predicted_bytes} and {self.threads}"
             )
+        if self.read_unit is not None and (
+            len(self.read_unit) != len(self.start) or min(self.read_unit, default=1) < 1
+        ):
+            raise PlanError(
+                f"a task's read_unit must be at least 1 on each axis of its box; got {self.read_unit} for "
+                f"{self.start} to {self.stop}"
+            )
+
+    def check_read(self) -> None:
+        """Refuse what no plan of ours comes to; :class:`SerializationError`: it may come from a stranger."""
+        refuse_many_threads(self.threads)
 
     def to_json(self) -> str:
         """Return the task as one line of JSON."""

@@ -218,6 +218,8 @@ def edited(place: str, value: object) -> str:
         ("stages.0.itemsize", 0, "at least 1"),
         ("stages.0.threads", 0, "at least 1"),
         ("stages.0.tasks_per_worker", -1, "at least 1"),
+        ("stages.0.threads", 4097, "stages[0]: a document must ask for 4096 threads at most; got 4097"),
+        ("stages.0.tasks_per_worker", 10**9, "4096 threads at most; got 1000000000"),
         ("stages.0.peak_bytes", -1, "at least 1"),
         ("stages.0.peak_bytes", 1001, "stays within max_mem"),
         ("stages.0.predicted_s", -1.0, "at least 0 seconds"),

@@ -177,6 +177,9 @@ def test_a_task_says_what_its_stage_says() -> None:
         {"index": -1},
         {"threads": 0},
         {"predicted_bytes": -1},
+        {"read_unit": (10,)},
+        {"read_unit": (10, 0)},
+        {"read_unit": (10, -8)},
     ],
     ids=str,
 )
@@ -209,6 +212,7 @@ def test_a_stage_whose_regions_share_write_units_is_refused_built_or_read() -> N
         ({"code": "import os"}, "CopyTask.code is unknown"),
         ({"digest": 1}, "CopyTask.digest must be true or false"),
         ({"job": None}, "CopyTask.job must be a string"),
+        ({"threads": 4097}, "CopyTask: a document must ask for 4096 threads at most; got 4097"),
     ],
     ids=str,
 )
