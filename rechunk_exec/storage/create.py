@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
 import zarr
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec
@@ -24,7 +26,7 @@ from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
-from rechunk_exec.storage.translate import carry_over, split_codecs, v2_compressor, v3_compressor
+from rechunk_exec.storage.translate import carry_over, inexact_codecs, split_codecs, v2_compressor, v3_compressor
 from rechunk_exec.tasks import ArrayRef
 
 _OPTIONS = (
@@ -107,7 +109,46 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
         **({} if wishes.shard is None else {"shards": wishes.shard}),
         **options,
     }
-    return Design(arguments=arguments, like=prototype(arguments), notes=carried.notes)
+    notes = [*carried.notes, *_order_notes(arguments, asked="order" in options)]
+    like = prototype(arguments)
+    inexact = inexact_codecs(like.metadata)
+    if inexact:
+        notes.append(
+            f"{', '.join(map(str, inexact))} computes with floating-point numbers: elements that are encoded anew may "
+            "change in their last bits; verify=True compares them all"
+        )
+    return Design(arguments=arguments, like=like, notes=tuple(notes))
+
+
+def _order_notes(arguments: dict[str, Any], *, asked: bool) -> Iterator[str]:
+    """Have elements be stored in C order, and say so, where zarr would misplace them.
+
+    Some filters of format 2 give arrays that zarr stores in C order whatever the metadata say, and reads as these do.
+    """
+    filters = arguments.get("filters")
+    if arguments["zarr_format"] == 2 and arguments.get("order") == "F" and _misplaces(arguments):
+        if asked:
+            raise PlanError(
+                f"zarr misplaces elements that go through the filters {filters} in order 'F'; leave the order or the "
+                "filters out"
+            )
+        arguments["order"] = "C"
+        yield f"elements are stored in C order, and not in 'F': there zarr misplaces those behind {filters}"
+
+
+def _misplaces(arguments: Mapping[str, Any]) -> bool:
+    """Whether a small array of other order holds other values."""
+    shape = tuple(2 + axis % 2 for axis in range(len(arguments["shape"])))
+    values = np.arange(prod(shape)).reshape(shape)
+    read = []
+    try:
+        for order in ("C", "F"):
+            array = _create(MemoryStore(), "", {**arguments, "shape": shape, "chunks": shape, "order": order})
+            array[...] = values.astype(array.dtype)
+            read.append(np.asarray(array[...]))
+    except Exception:  # noqa: BLE001 - of elements that are no numbers, or an array that cannot be, which is told later
+        return False
+    return read[0].tobytes() != read[1].tobytes()
 
 
 def create(design: Design, ref: ArrayRef) -> None:

@@ -29,6 +29,7 @@ DIMENSIONS_ATTRIBUTE = "_ARRAY_DIMENSIONS"
 MASK_ATTRIBUTE = "_FillValue"
 
 _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
+_INEXACT = {"astype", "cast_value", "fixedscaleoffset", "quantize", "scale_offset", "zfpy"}
 _V3_CLASSES = {"zlib": "Zlib", "lz4": "LZ4", "bz2": "BZ2", "lzma": "LZMA"}
 
 
@@ -274,6 +275,23 @@ def split_codecs(metadata: ArrayV3Metadata) -> tuple[Sequence[Any], Any, Sequenc
         if codecs[serializer].to_dict()["name"] != "sharding_indexed":
             return codecs[:serializer], codecs[serializer], codecs[serializer + 1 :]
         codecs[serializer : serializer + 1] = codecs[serializer].codecs
+
+
+def inexact_codecs(metadata: ArrayV2Metadata | ArrayV3Metadata) -> list[Any]:
+    """Return the codecs of an array that do not give back to the bit what they are given.
+
+    Those that round once and for all (``bitround``) are not among them: what comes from such an array is round already.
+    """
+    if isinstance(metadata, ArrayV2Metadata):
+        named = [
+            (codec.get_config()["id"], codec) for codec in (*(metadata.filters or ()), metadata.compressor) if codec
+        ]
+    else:
+        filters, serializer, compressors = split_codecs(metadata)
+        named = [(str(codec.to_dict()["name"]), codec) for codec in (*filters, serializer, *compressors)]
+    floating = metadata.dtype.to_native_dtype().kind in "fc"
+    inexact = _INEXACT | ({"delta"} if floating else set())
+    return [codec for name, codec in named if name.removeprefix("numcodecs.") in inexact]
 
 
 def mask_attribute(value: Any, dtype: np.dtype[Any]) -> Any:

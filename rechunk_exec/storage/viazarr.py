@@ -153,7 +153,8 @@ def _own_array(
     pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype) if local else None
     if pipeline is None and wrapper is not None:
         store_path = StorePath(wrapper(store_path.store), store_path.path)
-    array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
+    with quiet_zarr():
+        array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
     if pipeline is not None:
         object.__setattr__(array, "codec_pipeline", pipeline)
     return zarr.Array(array), "zarr" if pipeline is None else "zarrs"
@@ -225,6 +226,9 @@ def zarrs_pipeline(
     """Return the Rust pipeline for an array, or None where it would hand the work to zarr's own."""
     # The kinds and byte orders that zarrs 0.2 passes on to zarr while it runs.
     if dtype.kind in "VSUMmOT" or not dtype.isnative or metadata.fill_value is None:
+        return None
+    names = [codec.to_dict()["name"] for codec in getattr(metadata, "codecs", ())]
+    if "sharding_indexed" in names[:-1]:  # shards are encoded as a whole: zarrs 0.2 reads parts as if they were not
         return None
     from zarrs import ZarrsCodecPipeline
 

@@ -171,6 +171,44 @@ def test_an_order_of_format_2_is_not_ignored_in_format_3() -> None:
     assert design(3, order="C").like.codec is not None
 
 
+def test_elements_that_zarr_would_misplace_are_stored_in_c_order(tmp_path: Path) -> None:
+    # Of this filter zarr stores elements in C order whatever the metadata say, and reads them as these do.
+    source = make(MemoryStore(), (8, 6), (8, 6), "f4", zarr_format=2, filters=[numcodecs.BitRound(10)], order="F")
+    stored = open_array(source, read_only=True)
+    made = design_target(stored, TargetWishes(chunk=(4, 6), shard=None, zarr_format=2, options={}))
+    assert made.arguments["order"] == "C"
+    assert "stored in C order, and not in 'F'" in made.notes[0]
+    target = array_ref(tmp_path)
+    create(made, target)
+    values = numcodecs.BitRound(10).encode(position_values((8, 6), "f4")).view("f4")
+    write_by_us(target, values)
+    assert same_bits(read_by_zarr(target), values)
+    with pytest.raises(PlanError, match=r"misplaces elements that go through .* in order 'F'"):
+        design_target(stored, TargetWishes(chunk=(4, 6), shard=None, zarr_format=2, options={"order": "F"}))
+    made = design(2, filters=[numcodecs.Delta("f4")], order="F")
+    assert made.arguments["order"] == "F", "a filter of which they are right"
+
+
+@pytest.mark.parametrize(
+    "zarr_format,dtype,options,named",
+    [
+        (2, "f4", {"filters": [numcodecs.Delta("f4")]}, "Delta"),
+        (2, "i4", {"filters": [numcodecs.Delta("i4")]}, ""),
+        (2, "f4", {"filters": [numcodecs.FixedScaleOffset(0.5, 10, "f4", "i2")]}, "FixedScaleOffset"),
+        (2, "f4", {"filters": [numcodecs.BitRound(10)]}, ""),
+        (2, "f4", {"filters": [numcodecs.Shuffle(4)], "compressor": numcodecs.Zstd(1)}, ""),
+        (3, "f4", {"filters": [TransposeCodec(order=(1, 0))]}, ""),
+        (3, "f4", {"filters": {"name": "numcodecs.delta", "configuration": {"dtype": "<f4"}}}, "Delta"),
+        (3, "i4", {"filters": {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}}, ""),
+    ],
+    ids=str,
+)
+def test_codecs_that_may_change_elements_are_told(zarr_format: int, dtype: str, options: Any, named: str) -> None:
+    notes = [note for note in design(zarr_format, dtype=dtype, **options).notes if "verify=True" in note]
+    assert len(notes) == bool(named)
+    assert all(named in note for note in notes)
+
+
 def test_shards_are_for_format_3() -> None:
     with pytest.raises(PlanError, match=r"target_shards=\(8, 6\) and format 2"):
         design(2, shard=(8, 6))

@@ -11,7 +11,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import BytesCodec, ShardingCodec, TransposeCodec
+from zarr.codecs import BloscCodec, BytesCodec, ShardingCodec, TransposeCodec
 from zarr.codecs import numcodecs as outside
 from zarr.storage import MemoryStore
 
@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "v3 Blosc of numcodecs": ("f8", {"compressors": lambda: [outsider("Blosc")]}, "zarr"),
     "nested": ("f4", nested(), "zarrs"),
     "nested transposed": ("f4", nested(TransposeCodec(order=(1, 0))), "zarrs"),
+    "shards in Blosc": ("f4", {**nested(), "shards": None, "compressors": BloscCodec(typesize=4)}, "zarr"),
     "nested records": ([("a", "<i4"), ("b", "<f4")], nested(), "zarr"),
     "nested dates": ("M8[s]", nested(), "zarr"),
 }
