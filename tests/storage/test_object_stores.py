@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.server
 import io
+import json
 import logging
 import pickle
 import threading
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -391,6 +393,32 @@ def test_an_open_zip_file_is_a_source(tmp_path: Path) -> None:
         run(source, tmp_path / "t.zarr", stages=2, executor="threads")
         with pytest.raises(rx.RechunkError):
             rx.rechunk(source, SERIES, TWO_STAGES, tmp_path / "u.zarr", executor="processes", progress=False).execute()
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"], indirect=True)
+def test_a_contiguous_dataset_of_hdf5_is_read_in_part_by_reference(tmp_path: Path, executor: Any) -> None:
+    h5py = needed_module("h5py")
+    shape = (16, 512, 512)
+    values = position_values(shape, "f4")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = values
+    with h5py.File(tmp_path / "a.h5") as file:
+        place = [str(tmp_path / "a.h5"), file["x"].id.get_offset(), file["x"].id.get_storage_size()]
+    metadata = {"zarr_format": 2, "shape": shape, "chunks": shape, "dtype": "<f4", "order": "C", "fill_value": 0}
+    document = json.dumps({**metadata, "compressor": None, "filters": None})
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"x/.zarray": document, "x/0.0.0": place}}))
+    options = {"fo": str(tmp_path / "refs.json"), "remote_protocol": "file"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the file system is no asynchronous one, of which zarr makes one
+        store = FsspecStore.from_url("reference://", storage_options=options, read_only=True)
+    source = zarr.open_array(store, path="x", mode="r")
+    job = rx.rechunk(source, (16, 64, 64), "36MB", tmp_path / "t.zarr", executor=executor, progress=False)
+    assert same_bits(np.asarray(job.execute()[...]), values)
+    assert job.report is not None
+    assert len(job.stages) == 1
+    assert job.report.tasks > 1
+    assert {result.reader for result in job.report.results} == {"direct"}
+    assert sum(result.stored_bytes_read for result in job.report.results) == values.nbytes
 
 
 def test_memory_as_source_intermediate_and_target() -> None:
