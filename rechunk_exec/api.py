@@ -91,7 +91,8 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     target_shards : tuple or dict, optional
         Shards of the target, in elements: what one write makes (zarr format 3). None writes each chunk on its own.
     mode : {"fail", "overwrite", "resume"}
-        What to do if the target is there already.
+        What to do if the target is there already. ``"overwrite"`` replaces an array, with all that is in its folder; it
+        refuses where that holds what is not the array's.
     zarr_format : {2, 3}, optional
         Format of the target; None takes the source's.
     storage_options, temp_storage_options : dict, optional

@@ -78,6 +78,8 @@ def begin(work: Undertaking, lease: Lease) -> Begun:
 
     Raises
     ------
+    PlanError
+        If the source turns out to be in the target's place.
     TargetExistsError
         If the target's place is taken.
     ResumeError
@@ -85,6 +87,7 @@ def begin(work: Undertaking, lease: Lease) -> Begun:
     StorageError
         If arrays cannot be created.
     """
+    lease.refuse_beside(work.places.source, work.places.target)
     return _begin_anew(work, lease) if work.resumed is None else _go_on(work, work.resumed)
 
 

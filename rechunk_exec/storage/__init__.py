@@ -45,6 +45,7 @@ from rechunk_exec.storage.journal import (
 )
 from rechunk_exec.storage.lease import BEAT_S, STALE_S, Claim, Lease, running_driver, sole_writer
 from rechunk_exec.storage.lines import LinesFile, LinesWriter
+from rechunk_exec.storage.locations import refuse_overlap
 from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
 from rechunk_exec.storage.pieces import PieceWriter, in_pieces
@@ -59,7 +60,6 @@ from rechunk_exec.storage.places import (
     refuse_existing,
     refuse_foreign_temp,
     refuse_inside_array,
-    refuse_overlap,
     refuse_unwritable,
     remove_temp,
     temp_place,

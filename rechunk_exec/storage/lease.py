@@ -30,6 +30,8 @@ import psutil
 from rechunk_exec import wire
 from rechunk_exec.errors import SerializationError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import Documents, missing_folders, remove_empty
+from rechunk_exec.storage.locations import overlap
+from rechunk_exec.storage.sessions import holds_documents
 from rechunk_exec.storage.stores import local_path
 from rechunk_exec.tasks import ArrayRef
 
@@ -125,6 +127,22 @@ class Lease:
         if self._documents is not None:
             self._documents.delete(self._name)
             self._documents.tidy()
+
+    def refuse_beside(self, source: ArrayRef, target: ArrayRef) -> None:
+        """Raise :class:`PlanError` if the claim, written beside the target, lies beside the source: they are one.
+
+        This needs no knowledge of stores. It comes before anything is removed or created.
+        """
+        if self._documents is None or not holds_documents(source):
+            return
+        try:
+            found = Documents(source, read_only=True).read(self._name)
+        except StorageError as error:
+            if not error.permanent:
+                raise
+            return  # many a server denies what is not there, if who asks may not list
+        if found is not None and self._claim.driver in found:  # some servers answer something to whatever is asked
+            raise overlap(source, target, ": what is written beside the target is beside the source")
 
     def others(self) -> list[Claim]:
         """Return the claims of others."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -15,9 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-
-from zarr.abc.store import Store
-from zarr.storage import MemoryStore
+from typing import NamedTuple
 
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, list_names
@@ -30,6 +29,11 @@ from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
 _BESIDE = ".rechunk_exec-temp"
+_OF_AN_ARRAY = re.compile(r"|\..*|zarr\.json|c(\.\d+)*|\d+(\.\d+)*", re.DOTALL)
+"""Names in an array's folder: hidden ones, as ours are, metadata, and how chunk keys of either format begin.
+
+An empty one is what some stores name who found a marker of the folder."""
+_NAMES_TOLD = 5
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -101,37 +105,6 @@ def exists(ref: ArrayRef) -> bool:
     )
 
 
-def refuse_overlap(source: ArrayRef, target: ArrayRef) -> None:
-    """Raise :class:`PlanError` if one array lies at or inside the other, through symbolic links too."""
-    here, there = local_path(source), local_path(target)
-    if here is not None and there is not None:
-        try:
-            one, other = Path(os.path.realpath(here)), Path(os.path.realpath(there))
-        except ValueError as error:
-            raise StorageError(f"nothing can be stored at {str(target)!r}: {error}") from error
-        related = one == other or one in other.parents or other in one.parents
-    else:
-        one_path, other_path = f"{source.path}/".lstrip("/"), f"{target.path}/".lstrip("/")
-        same = _same_store(source.store, target.store)
-        if isinstance(source.store, str) and isinstance(target.store, str):
-            same = True
-            one_path = f"{source.store.rstrip('/')}/{one_path}"
-            other_path = f"{target.store.rstrip('/')}/{other_path}"
-        related = same and (one_path.startswith(other_path) or other_path.startswith(one_path))
-    if related:
-        raise PlanError(
-            f"source and target must not be the same or inside each other; got {source} and {target}; "
-            "give another target_store"
-        )
-
-
-def _same_store(one: object, other: object) -> bool:
-    if isinstance(one, MemoryStore) and isinstance(other, MemoryStore):
-        # Memory stores compare equal where they hold the same; two empty ones are not the same place.
-        return one is other or one._store_dict is other._store_dict  # noqa: SLF001 - zarr shows it no other way
-    return one is other or (isinstance(one, Store) and one == other)
-
-
 def refuse_inside_array(target: ArrayRef) -> None:
     """Raise :class:`PlanError` if a local target lies inside an array that exists."""
     path = local_path(target)
@@ -160,12 +133,16 @@ def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
         With the mode ``resume``, which is asked only where no job of ours was begun.
     """
     try:
-        what = _occupant(target)
+        found = _find(target)
     except (OSError, ValueError) as error:
         raise StorageError(f"nothing can be stored at {str(target)!r}: {error}; give another target_store") from error
-    if what is None or (what is Occupant.REMAINS and mode != "fail"):
+    what = found.what
+    if what is None:
         return
-    if mode == "overwrite" and what in {Occupant.ARRAY, Occupant.JOB}:
+    if (what is Occupant.REMAINS and mode != "fail") or (
+        mode == "overwrite" and what in {Occupant.ARRAY, Occupant.JOB}
+    ):
+        _refuse_foreign(found, source, target)
         return
     if mode == "resume":
         if what is Occupant.ARRAY and not holds_documents(target):
@@ -184,6 +161,18 @@ def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
         f"the target's place must be free: {what.value} is at {target} (the source is {source}); "
         f"nothing was touched; {remedy}"
     )
+
+
+def _refuse_foreign(found: _Found, source: ArrayRef, target: ArrayRef) -> None:
+    """Raise :class:`TargetExistsError` if what is of no array lies in the folder of one that is to be replaced."""
+    foreign = sorted(name for name in found.names if not _OF_AN_ARRAY.fullmatch(name))
+    if foreign:
+        more = f" and {len(foreign) - _NAMES_TOLD} more" if len(foreign) > _NAMES_TOLD else ""
+        raise TargetExistsError(
+            f"an array is replaced with all that is in its folder, which must be its own; got "
+            f"{', '.join(map(repr, foreign[:_NAMES_TOLD]))}{more} inside {target} (the source is {source}); nothing "
+            "was touched; move that away, or give another target_store"
+        )
 
 
 def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
@@ -233,7 +222,7 @@ def refuse_foreign_temp(place: ArrayRef) -> None:
     if not holds_documents(place):  # a fork of an icechunk session, which nobody else has
         return
     try:
-        taken = _read_mark(place) is None and _occupant(place) is not None and not _holds_half_a_mark(place)
+        taken = _read_mark(place) is None and _find(place).what is not None and not _holds_half_a_mark(place)
     except (OSError, ValueError) as error:
         raise StorageError(f"no intermediates can be stored at {place}: {error}; give another temp_store") from error
     if taken:
@@ -306,19 +295,31 @@ class Occupant(Enum):
     OTHER = "something that is no zarr array"
 
 
-def _occupant(ref: ArrayRef) -> Occupant | None:
-    """Return what is at a place; None if it is free. An empty folder is free, and so is one with our claims only."""
+class _Found(NamedTuple):
+    """What is at a place."""
+
+    what: Occupant | None
+    """None if it is free. An empty folder is free, and so is one with our claims only."""
+    names: frozenset[str] = frozenset()
+    """Of what is directly in it, if it is a folder."""
+
+
+def _find(ref: ArrayRef) -> _Found:
     path = local_path(ref)
     if path is not None:
         if path.is_symlink() and not path.exists():
-            return Occupant.BROKEN_LINK
+            return _Found(Occupant.BROKEN_LINK)
         if not path.exists():
-            return None
+            return _Found(None)
         if not path.is_dir():
-            return Occupant.FILE
-        names = {entry.name for entry in path.iterdir()}
+            return _Found(Occupant.FILE)
+        names = frozenset(entry.name for entry in path.iterdir())
     else:
-        names = set(list_names(open_store(ref, read_only=True), ref.path))
+        names = frozenset(list_names(open_store(ref, read_only=True), ref.path))
+    return _Found(_occupant(ref, names), names)
+
+
+def _occupant(ref: ArrayRef, names: frozenset[str]) -> Occupant | None:
     ours = set(list_names(open_store(ref, read_only=True), f"{ref.path}/{PREFIX}".lstrip("/"))) if names else set()
     if REMOVING in ours:
         return Occupant.REMAINS

@@ -65,6 +65,17 @@ def test_source_intermediates_and_target(cloud: Cloud, by: str, clouds_processes
     assert top(cloud) == {"source.zarr", "target.zarr"}, "no intermediate is left"
 
 
+@CLIENTS
+def test_a_source_is_not_replaced_by_another_name(cloud: Cloud, by: str) -> None:
+    put(cloud, by, "source.zarr", SHAPE, EPOCHS)
+    before = cloud.contents()
+    for other in ("url", "obstore"):
+        for path, mode in (("source.zarr", "overwrite"), ("source.zarr/new", "fail")):
+            with pytest.raises(rx.PlanError, match="same or inside"):
+                rx.rechunk(place(cloud, by, "source.zarr"), SERIES, "1MB", place(cloud, other, path), mode=mode)  # type: ignore[arg-type]
+    assert cloud.contents() == before
+
+
 def test_intermediates_elsewhere(cloud: Cloud, clouds_processes: ProcessesExecutor, tmp_path: Path) -> None:
     source = make_array(tmp_path / "source.zarr", SHAPE, EPOCHS)
     common: dict[str, Any] = {"executor": clouds_processes, "cost_model": QUICK_STAGES, "progress": False}

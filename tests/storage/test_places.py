@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import MemoryStore, ZipStore
+from zarr.storage import MemoryStore, ObjectStore, StorePath, ZipStore
 
-from rechunk_exec.errors import PlanError, StorageError, TargetExistsError
+import rechunk_exec as rx
+from rechunk_exec.errors import StorageError, TargetExistsError
 from rechunk_exec.storage import (
     ArrayRef,
     array_ref,
@@ -24,12 +25,15 @@ from rechunk_exec.storage import (
     open_array,
     refuse_existing,
     refuse_foreign_temp,
-    refuse_overlap,
     refuse_unwritable,
     remove_array,
     remove_temp,
     temp_place,
 )
+from rechunk_exec.storage.objects import objects_of, put_object
+from rechunk_exec.storage.stores import open_store
+from tests.conftest import needed_module
+from tests.jobs import assert_exact, make_array
 from tests.storage.arrays import make, read_by_zarr, write_by_us
 
 
@@ -109,53 +113,14 @@ def test_two_targets_in_memory_do_not_share_a_folder_of_intermediates() -> None:
     assert one != other
 
 
-@pytest.mark.parametrize(
-    "source,target,related",
-    [
-        (("/d/a", ""), ("/d/a", ""), True),
-        (("/d/a", ""), ("/d/a/", ""), True),
-        (("/d/a", ""), ("/d", "a"), True),
-        (("/d/a", ""), ("/d/a/b", ""), True),
-        (("/d/a/b", ""), ("/d/a", ""), True),
-        (("/d/a", ""), ("/d/ab", ""), False),
-        (("/d/a", "x"), ("/d/a", "y"), False),
-        (("/d/a", "x"), ("/d/a", "xy"), False),
-        (("/d/a", "x"), ("/d/a", "x/y"), True),
-        (("/d/a", ""), ("/d/b/../a", ""), True),
-        (("s3://b/a", ""), ("s3://b/a", ""), True),
-        (("s3://b/a", ""), ("s3://b/a/c", ""), True),
-        (("s3://b", "a/c"), ("s3://b/a", ""), True),
-        (("s3://b/a", ""), ("s3://b/ab", ""), False),
-        (("s3://b/a", ""), ("/b/a", ""), False),
-    ],
-)
-def test_overlap(source: tuple[str, str], target: tuple[str, str], related: bool) -> None:
-    refs = [ArrayRef(store=store, path=path) for store, path in (source, target)]
-    for one, other in (refs, refs[::-1]):
-        if related:
-            with pytest.raises(PlanError, match="same or inside"):
-                refuse_overlap(one, other)
-        else:
-            refuse_overlap(one, other)
-
-
-def test_overlap_is_seen_through_links(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    for name in ("link", "link/inside"):
-        with pytest.raises(PlanError, match="same or inside"):
-            refuse_overlap(array_ref(tmp_path / "real"), array_ref(tmp_path / name))
-    refuse_overlap(array_ref(tmp_path / "real"), array_ref(tmp_path / "link-2"))
-
-
-def test_overlap_in_one_live_store() -> None:
-    content: dict[str, Any] = {}
-    store = MemoryStore(content)
-    for other in (store, MemoryStore(content)):
-        with pytest.raises(PlanError):
-            refuse_overlap(ArrayRef(store=store, path="a"), ArrayRef(store=other, path="a/b"))
-        refuse_overlap(ArrayRef(store=store, path="a"), ArrayRef(store=other, path="b"))
-    refuse_overlap(ArrayRef(store=store, path="a"), ArrayRef(store=MemoryStore({"x": 1}), path="a"))  # type: ignore[dict-item]
+ENCODINGS: list[dict[str, Any]] = [
+    {"zarr_format": 2},
+    {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    {},
+    {"chunk_key_encoding": {"name": "default", "separator": "."}},
+    {"chunk_key_encoding": {"name": "v2", "separator": "."}},
+    {"chunk_key_encoding": {"name": "v2", "separator": "/"}},
+]
 
 
 def an_array(place: Path) -> None:
@@ -218,6 +183,68 @@ def test_what_is_in_the_way_is_refused_and_not_touched(occupy: Any, what: str, t
         with pytest.raises(TargetExistsError, match="arrays only"):
             refuse_existing(source, target, "overwrite")
     assert tree(tmp_path) == before
+
+
+def test_what_is_of_no_array_is_not_replaced_with_one(tmp_path: Path) -> None:
+    an_array(tmp_path / "target")
+    (tmp_path / "target/README.txt").write_text("mine")
+    an_array(tmp_path / "target/nested")
+    for name in ("c-1", "1a", "c.x", "C"):
+        (tmp_path / "target" / name).write_text("mine")
+    before = tree(tmp_path)
+    source, target = array_ref(tmp_path / "source"), array_ref(tmp_path / "target")
+    for mode in ("overwrite", "fail"):
+        with pytest.raises(TargetExistsError):
+            refuse_existing(source, target, mode)
+    with pytest.raises(TargetExistsError, match=r"'1a', 'C', 'README.txt', 'c-1', 'c.x' and 1 more.*move that away"):
+        refuse_existing(source, target, "overwrite")
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("options", [*ENCODINGS, {"shape": ()}, {"shape": (), "zarr_format": 2}], ids=str)
+def test_chunks_of_any_key_and_what_is_hidden_are_replaced(tmp_path: Path, options: dict[str, Any]) -> None:
+    options = {"shape": (4, 4), "chunks": (2, 2)[: len(options.get("shape", (4, 4)))], "dtype": "i4", **options}
+    zarr.create_array(tmp_path / "target", fill_value=0, **options)[...] = 7
+    for name in (".DS_Store", ".zarr.json.0123456789abcdef.partial", ".nfs0001"):
+        (tmp_path / "target" / name).write_text("x")
+    assert len(tree(tmp_path)) > 4
+    refuse_existing(array_ref(tmp_path / "source"), array_ref(tmp_path / "target"), "overwrite")
+
+
+def nested_in(kind: str, folder: Path, request: pytest.FixtureRequest) -> Any:
+    """A place for an array in a store of a kind."""
+    if kind == "disk":
+        return folder / "target"
+    if kind == "memory":
+        return StorePath(MemoryStore(), "a")
+    if kind == "obstore":
+        return StorePath(ObjectStore(needed_module("obstore.store").MemoryStore()), "a")
+    return request.getfixturevalue("s3").store("a")
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory", "obstore", "s3"])
+def test_a_job_that_replaces_an_array_leaves_those_inside_it(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # They went with it, in silence.
+    source = make_array(tmp_path / "source", (4, 4), (1, 4))
+    place = nested_in(kind, tmp_path, request)
+    options: Any = {"mode": "overwrite", "progress": False, "executor": "serial"}
+    rx.rechunk(source, (4, 1), "1MB", place, **options).execute()
+    job = rx.rechunk(source, (4, 4), "1MB", place, **options)
+    ref = array_ref(place)
+    objects = objects_of(open_store(ref, read_only=False), ref.path)
+    nested = {"nested/zarr.json": b"{}", "nested/c/0": b"x"}
+    for key, content in nested.items():
+        put_object(objects, key, content)
+    for refused in (job.execute, lambda: rx.rechunk(source, (4, 4), "1MB", place, **options)):
+        with pytest.raises(TargetExistsError, match="'nested'"):
+            refused()
+    for key, content in nested.items():
+        found = objects.read(key, lambda size: memoryview(bytearray(size)))
+        assert found is not None
+        assert bytes(found) == content
+    assert_exact(open_array(ref, read_only=True).array, source)
 
 
 def test_nothing_and_an_empty_folder_are_free(tmp_path: Path) -> None:
