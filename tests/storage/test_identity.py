@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec import wire
 from rechunk_exec.storage import Fingerprint, array_ref, describe, fingerprint, layout_differences, open_array
-from rechunk_exec.storage.identity import Stamp
+from rechunk_exec.storage.stamps import Stamp
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import Place, make
 from tests.values import position_values
