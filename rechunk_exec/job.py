@@ -301,7 +301,7 @@ class Rechunked:
         if not parts.verify:
             return
         results = (*begun.done, *report.results)
-        found = verify_copied(self._work.stages, results, parts.executor, self.plan.max_mem)
+        found = verify_copied(self._work.stages, results, parts.executor, self.plan.max_mem, earlier=begun.done)
         if not found.ok:
             if begun.journal is not None:
                 take_back(begun.journal, self._work.stages[-1], results, found)

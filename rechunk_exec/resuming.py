@@ -49,7 +49,7 @@ def what_is_left(stages: Sequence[Stage], results: Results) -> Remainder:
     after: Stage | None = None
     for stage in reversed(stages):
         needed: Iterable[int] = range(stage.tasks) if after is None else _read_by(after, stage.plan)
-        presence = storage.Presence(stage.target, listed=after is not None)
+        presence = storage.Presence(stage.target)
         missing = {number for number in needed if not _is_done(stage, results.get((stage.number, number)), presence)}
         after = replace(stage, left=tuple(_runs(sorted(missing))))
         left.insert(0, after)

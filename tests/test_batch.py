@@ -28,7 +28,7 @@ from rechunk_exec.errors import (
     TaskError,
 )
 from rechunk_exec.results import TaskResult
-from rechunk_exec.storage import Journal, read_job
+from rechunk_exec.storage import Journal, identity, read_job
 from rechunk_exec.tasks import ArrayRef, CopyTask
 from tests.jobs import InjectedError, Shape, ZarrArray, assert_exact, make_array, snapshot
 from tests.s3 import SECRET, Bucket
@@ -352,6 +352,23 @@ def test_finalize_compares_and_what_differs_is_written_anew(tmp_path: Path, told
     assert 0 < job.write_jobs(batch.jobs) < sum(batch.tasks)
     rx.run_job(batch.jobs, range(9_999))
     rx.finalize_jobs(batch.jobs, verify=True)
+    batch.assert_ended()
+
+
+def test_finalize_compares_what_lines_of_before_have_read_with_the_source_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_FILES_LOOKED_AT", 2)
+    batch = begin_two_stages(tmp_path, verify=True)
+    rx.run_job(batch.jobs, range(2))
+    batch.source[1] = 0.5  # one of the chunks that nobody looks at
+    resumed(batch, verify=True).write_jobs(batch.jobs)
+    rx.run_job(batch.jobs, range(9_999))
+    with pytest.raises(rx.RechunkError, match="must hold the source's bits"):
+        rx.finalize_jobs(batch.jobs)
+    resumed(batch, verify=True).write_jobs(batch.jobs)
+    rx.run_job(batch.jobs, range(9_999))
+    rx.finalize_jobs(batch.jobs)
     batch.assert_ended()
 
 

@@ -13,7 +13,7 @@ from rechunk_exec.batch.prepared import Prepared, prepared
 from rechunk_exec.errors import NotReadyError, RechunkError
 from rechunk_exec.jobstatus import JobStatus, read_status
 from rechunk_exec.preparation import utc_now
-from rechunk_exec.results import TaskFailure
+from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.resuming import take_back
 from rechunk_exec.staging import intermediates
 from rechunk_exec.storage import FinishedRecord, JobRecord
@@ -139,7 +139,7 @@ def finalize_jobs(
             if not job.finished:
                 _refuse_missing(file, job)
                 if job.batch.verify if verify is None else verify:
-                    _verify(job, executor)
+                    _verify(job, file, executor)
                 lease.await_workers()
                 end_job(job)
     return read_status(job.target)
@@ -199,9 +199,13 @@ def _refuse_missing(file: JobsFile, job: Prepared) -> None:
     )
 
 
-def _verify(job: Prepared, executor: object) -> None:
+def _verify(job: Prepared, file: JobsFile, executor: object) -> None:
     results = tuple(job.journal.results().values())
-    found = verify_copied(job.stages, results, executor, _recorded(job).plan.max_mem)
+    earlier: tuple[TaskResult, ...] = ()
+    if any(job.batch.done):  # before the lines were written
+        lines = {(stage, index) for _, stage, index in file.numbers(0, len(file))}
+        earlier = tuple(result for result in results if (result.stage, result.index) not in lines)
+    found = verify_copied(job.stages, results, executor, _recorded(job).plan.max_mem, earlier=earlier)
     if not found.ok:
         take_back(job.journal, job.stages[-1], results, found)
         job.notes.forget_complete()

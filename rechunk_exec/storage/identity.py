@@ -6,34 +6,22 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
-from zarr.storage import FsspecStore, ZipStore
 
-from rechunk_exec.errors import StorageError
 from rechunk_exec.grid import Grid
+from rechunk_exec.storage.sessions import session_of
+from rechunk_exec.storage.stamps import Stamp, file_stamp, object_stamps
 from rechunk_exec.storage.stored import StoredArray
 from rechunk_exec.storage.stores import local_path, quiet_zarr, zip_file
 from rechunk_exec.tasks import ArrayRef
 
 _FILES_LOOKED_AT = 256
 _OBJECTS_LOOKED_AT = 16
+"""Of an object store, where each takes a request."""
 _LONGEST_TEXT = 200
 _DOCUMENTS = {2: (".zarray", ".zattrs"), 3: ("zarr.json",)}
 """Names of an array's metadata documents, by zarr format."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
-    """A stored chunk or metadata document, as its store tells of it."""
-
-    key: str
-    size: int
-    """In bytes; -1 if it is absent."""
-    mtime_ns: int
-    """When it was last written, in nanoseconds since 1970; 0 where the store does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +33,11 @@ class Fingerprint:
     source_metadata: Mapping[str, str]
     """The members of its metadata documents, as JSON; long ones by their SHA-256."""
     source_chunks: tuple[Stamp, ...]
-    """Of some chunks, spread evenly; of all where there are few."""
+    """Of some chunks, spread evenly; of all where there are few. None where a snapshot tells all."""
     source_documents: tuple[Stamp, ...] = ()
-    """Of its metadata documents, on a local disk. Jobs of before this was looked at have none."""
+    """Of its metadata documents. Jobs of before this was looked at have none."""
+    source_snapshot: str = ""
+    """Of a source in an icechunk repository: the snapshot that its session is of."""
     target_metadata: Mapping[str, str]
     """The members of the metadata documents that the target is to have."""
     max_mem: int
@@ -68,13 +58,16 @@ class Fingerprint:
         if with_temp:
             found += _differ("temp_store", self.temp or None, other.temp or None)
             found += _differ("temp_options", self.temp_codecs or None, other.temp_codecs or None)
+        if not found and self.source_snapshot not in {"", other.source_snapshot}:
+            text = _differ("the source's snapshot", self.source_snapshot, other.source_snapshot or None)
+            found = [f"{text[0]} (Repository.readonly_session(snapshot_id=...) opens the former)"]
         if not found:
-            if self.source_documents:
-                documents = _changed(self.source_documents, other.source_documents)
-                found += [f"the source's {name} was written since" for name in documents]
+            documents = _changed(self.source_documents, other.source_documents)
+            found = [f"the source's {name} was written since" for name in documents]
             keys = _changed(self.source_chunks, other.source_chunks)
             if keys:
-                found.append(f"the source's chunk {keys[0]} was written since" + _more(len(keys) - 1))
+                first = f"chunk {keys[0]}" if keys[0] else "file"
+                found.append(f"the source's {first} was written since" + _more(len(keys) - 1))
         return found
 
 
@@ -86,13 +79,15 @@ def fingerprint(
     Raises
     ------
     StorageError
-        If the source's chunks or metadata documents cannot be looked at.
+        If the source's chunks or metadata documents cannot be looked at, after the tries.
     """
+    state = _state(source, source_ref)
     return Fingerprint(
         source=str(source_ref),
         source_metadata=_members(source),
-        source_chunks=tuple(_chunk_stamps(source, source_ref)),
-        source_documents=tuple(_document_stamps(source, source_ref)),
+        source_chunks=state.chunks,
+        source_documents=state.documents,
+        source_snapshot=state.snapshot,
         target_metadata=_members(target),
         max_mem=max_mem,
         temp="" if temp is None else str(temp),
@@ -133,47 +128,39 @@ def _whole_members(stored: StoredArray) -> dict[str, str]:
     return members
 
 
-def _document_stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[Stamp]:
-    """Yield the stamps of metadata files: they may be written again with the members that they had."""
-    folder = local_path(ref)
-    if folder is None or isinstance(stored.array.store, ZipStore):  # which is one file, and counted as such
-        return
-    for name in _DOCUMENTS[stored.metadata.zarr_format]:
-        yield _file_stamp(name, folder / name)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What tells one state of a source from another."""
+
+    snapshot: str = ""
+    chunks: tuple[Stamp, ...] = ()
+    documents: tuple[Stamp, ...] = ()
+
+
+def _state(stored: StoredArray, ref: ArrayRef) -> _State:
+    store, folder, archive = stored.array.store, local_path(ref), zip_file(stored.array.store)
+    if archive is not None:
+        return _State(chunks=(file_stamp("", archive),))
+    names = _DOCUMENTS[stored.metadata.zarr_format]
+    if folder is not None:
+        return _State(
+            chunks=tuple(file_stamp(key, folder / key) for key in _some_keys(stored, _FILES_LOOKED_AT)),
+            documents=tuple(file_stamp(name, folder / name) for name in names),
+        )
+    session = session_of(ref.store)
+    snapshot = "" if session is None else session.snapshot_id
+    if session is not None and not session.has_uncommitted_changes:
+        return _State(snapshot=snapshot)
+    return _State(
+        snapshot=f"{snapshot} with uncommitted changes" if snapshot else "",
+        chunks=object_stamps(store, ref.path, _some_keys(stored, _OBJECTS_LOOKED_AT)),
+        documents=object_stamps(store, ref.path, names),
+    )
 
 
 def _changed(begun: Iterable[Stamp], now: Iterable[Stamp]) -> list[str]:
-    return sorted({stamp.key for stamp in set(begun) ^ set(now)})
-
-
-def _chunk_stamps(stored: StoredArray, ref: ArrayRef) -> Iterator[Stamp]:
-    store, folder = stored.array.store, local_path(ref)
-    archive = zip_file(store)
-    if archive is not None:
-        yield _file_stamp("", archive)
-    elif folder is not None:
-        for key in _some_keys(stored, _FILES_LOOKED_AT):
-            yield _file_stamp(key, folder / key)
-    elif isinstance(store, FsspecStore):  # others would read the object to tell its size
-        for key in _some_keys(stored, _OBJECTS_LOOKED_AT):
-            name = f"{ref.path}/{key}" if ref.path else key
-            try:
-                size = sync(store.getsize(name))
-            except FileNotFoundError:
-                size = -1
-            except Exception as error:
-                raise StorageError(f"cannot look at {name} of {store}: {type(error).__name__}: {error}") from error
-            yield Stamp(key=key, size=size, mtime_ns=0)
-
-
-def _file_stamp(key: str, path: Path) -> Stamp:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return Stamp(key=key, size=-1, mtime_ns=0)
-    except OSError as error:
-        raise StorageError(f"cannot look at {path}: {error}") from error
-    return Stamp(key=key, size=status.st_size, mtime_ns=status.st_mtime_ns)
+    there = {stamp.key: stamp for stamp in now}
+    return sorted(one.key for one in begun if one.key not in there or one.shows_change(there[one.key]))
 
 
 def _some_keys(stored: StoredArray, most: int) -> Iterator[str]:

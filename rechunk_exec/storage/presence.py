@@ -1,27 +1,25 @@
 """Whether the objects that a finished task wrote are there, whole. Layer: storage.
 
-A result tells how many objects a task has stored and how many bytes. On a local disk both are looked up: files may be
-lost or cut short by a power cut, or by people; or be as long as they were and hold zeros, which is seen in the index of
-a shard. Other stores put an object whole or not at all, and there only the number of an intermediate's objects is
-looked up, from one listing.
+A result tells how many objects a task has stored and how many bytes. Both are looked up: files may be lost or cut short
+by a power cut, objects by people and their programs. On a local disk each file is looked at, and may also be as long as
+it was and hold zeros, which is seen in the index of a shard. Of any other store the whole array is listed once, and a
+listing tells sizes, except where each would take a request of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from zarr.abc.store import Store
-from zarr.core.sync import sync
-
 from rechunk_exec.errors import StorageError
 from rechunk_exec.results import TaskResult
-from rechunk_exec.storage.documents import forget_listings
 from rechunk_exec.storage.files import LocalObjects
-from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.told import listed
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -32,53 +30,52 @@ class Presence:
     ----------
     ref : ArrayRef
         The array. If it is not there, none of its objects are.
-    listed : bool
-        Whether to list the objects where the array is on no local disk; else all count as present.
     """
 
-    def __init__(self, ref: ArrayRef, *, listed: bool) -> None:
+    def __init__(self, ref: ArrayRef) -> None:
+        self._ref = ref
         self._folder: Path | None = local_path(ref)
-        self._keys: set[str] | None = None
         try:
             self._stored = open_array(ref, read_only=True)
         except StorageError:
             self.exists = False
             return
         self.exists = True
-        if self._folder is None and listed:
-            store = open_store(ref, read_only=True)
-            forget_listings(store)
-            prefix = f"{ref.path}/" if ref.path else ""
-            self._keys = {key.removeprefix(prefix) for key in sync(_keys(persistent(store), prefix))}
 
     def holds(self, result: TaskResult, start: tuple[int, ...], stop: tuple[int, ...]) -> bool:
-        """Whether the box ``[start, stop)`` is stored as the result of its task says."""
+        """Whether the box ``[start, stop)`` is stored as the result of its task says.
+
+        Raises
+        ------
+        StorageError
+            If the array cannot be listed.
+        """
         if not self.exists:
             return False
-        if self._folder is None and self._keys is None:
-            return True
-        sizes = [size for key in self._object_keys(start, stop) if (size := self._size(key)) is not None]
-        if len(sizes) != result.objects_written:
-            return False
-        if self._keys is not None:
-            return True
-        told = result.stored_bytes_written  # 0 where zarr does not tell
-        return all(sizes) and told in {0, sum(sizes)} and all(map(self._has_index, self._object_keys(start, stop)))
+        keys = self._object_keys(start, stop)
+        if self._folder is not None:
+            return _are_whole(self._file_sizes(keys), result) and all(map(self._has_index, keys))
+        there = self._listed
+        return there is None or _are_whole([there[key] for key in keys if key in there], result)
+
+    @cached_property
+    def _listed(self) -> Mapping[str, int | None] | None:
+        """The sizes of the array's objects by key, where they are on no local disk; None if they cannot be listed."""
+        return listed(open_store(self._ref, read_only=True), self._ref.path)
 
     def _object_keys(self, start: tuple[int, ...], stop: tuple[int, ...]) -> list[str]:
         unit = self._stored.write_unit
         axes = (range(low // size, -(-high // size)) for low, high, size in zip(start, stop, unit, strict=True))
         return [self._stored.metadata.encode_chunk_key(number) for number in product(*axes)]
 
-    def _size(self, key: str) -> int | None:
-        """The size of an object; None if it is absent, and 1 where only that is known."""
-        if self._keys is not None:
-            return 1 if key in self._keys else None
+    def _file_sizes(self, keys: Iterable[str]) -> list[int | None]:
+        """The sizes of those files that are there."""
         assert self._folder is not None
-        try:
-            return (self._folder / key).stat().st_size
-        except OSError:
-            return None
+        sizes: list[int | None] = []
+        for key in keys:
+            with suppress(OSError):
+                sizes.append((self._folder / key).stat().st_size)
+        return sizes
 
     def _has_index(self, key: str) -> bool:
         """Whether an object that is there is no shard, or a shard whose index can be read."""
@@ -97,6 +94,10 @@ class Presence:
         return True
 
 
-async def _keys(store: Store, prefix: str) -> list[str]:
-    keys: AsyncIterator[str] = store.list_prefix(prefix)
-    return [key async for key in keys]
+def _are_whole(sizes: Sequence[int | None], result: TaskResult) -> bool:
+    """Whether objects of these sizes, which are there, are those that a task has stored; None is not known."""
+    known = [size for size in sizes if size is not None]
+    if len(sizes) != result.objects_written or not all(known):
+        return False
+    # Where zarr has written them, no sizes are told.
+    return len(known) < len(sizes) or result.stored_bytes_written in {0, sum(known)}

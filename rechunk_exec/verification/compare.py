@@ -112,7 +112,7 @@ def compared(pair: Pair, options: VerifyOptions, crew: Crew) -> VerifyReport:
             first = sums_of(reading, Asked(regions=(whole,), cell=coarse.chunk), crew)
             differing, bytes_read = differing_cells(first.arrays[0], first.arrays[1], coarse), first.bytes_read
         if differing and coarse != units:
-            regions = list(_runs([box for box, _ in differing]))
+            regions = joined([box for box, _ in differing])
             differing, again = differing_units(pair, regions, reading, crew)
             bytes_read += again
     return VerifyReport(
@@ -176,15 +176,16 @@ def _coarse(units: Grid) -> Grid:
     return grid
 
 
-def _runs(boxes: Sequence[Box]) -> Iterator[Box]:
-    """Join boxes that follow each other along the last axis."""
-    run: Box | None = None
-    for box in boxes:
-        if run is not None and box.start[:-1] == run.start[:-1] and box.start[-1] == run.stop[-1]:
-            run = Box(run.start, box.stop)
-            continue
-        if run is not None:
-            yield run
-        run = box
-    if run is not None:
-        yield run
+def joined(boxes: Sequence[Box]) -> list[Box]:
+    """Join boxes of one grid that lie side by side: along the last axis first, then what that gave along the others."""
+    found = list(boxes)
+    for axis in reversed(range(len(found[0].start) if found else 0)):
+        rest = [(box.start[:axis] + box.start[axis + 1 :], box.stop[:axis] + box.stop[axis + 1 :]) for box in found]
+        runs: list[tuple[object, Box]] = []
+        for across, box in sorted(zip(rest, found, strict=True), key=lambda one: (one[0], one[1].start[axis])):
+            if runs and runs[-1][0] == across and runs[-1][1].stop[axis] == box.start[axis]:
+                runs[-1] = across, Box(runs[-1][1].start, box.stop)
+            else:
+                runs.append((across, box))
+        found = [box for _, box in runs]
+    return found

@@ -1,22 +1,26 @@
-"""Checking a copy by the digests that its tasks computed of what they read: only the target is read again."""
+"""Checking a copy by the digests that its tasks computed of what they read: only the target is read again.
+
+And what an earlier run of the job has read of the source, since that may have changed between the runs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rechunk_exec import storage
 from rechunk_exec.digest import Words
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.grid import Box, Grid
 from rechunk_exec.results import TaskResult
-from rechunk_exec.tasks import Stage
-from rechunk_exec.verification.compare import Pair, VerifyOptions, compared, differing_cells, differing_units
+from rechunk_exec.tasks import ArrayRef, Stage
+from rechunk_exec.verification.compare import Pair, VerifyOptions, compared, differing_cells, differing_units, joined
 from rechunk_exec.verification.crew import Crew, crew_of
 from rechunk_exec.verification.pieces import plan_reading
 from rechunk_exec.verification.report import DifferingBox, VerifyReport
-from rechunk_exec.verification.sums import ArraySums, Asked, sums_of
+from rechunk_exec.verification.sums import ArraySums, Asked, PassResult, numbers_touching, sums_of
 
 
 def verify_copied(
@@ -25,7 +29,7 @@ def verify_copied(
     executor: object = "threads",
     max_mem: int | None = None,
     *,
-    unfinished: str = "",
+    earlier: Sequence[TaskResult] = (),
 ) -> VerifyReport:
     """Compare the target of a finished copy with its source, by the digests of its tasks where they are all there.
 
@@ -33,6 +37,9 @@ def verify_copied(
     stage read is what the first one read from the source. Then the target is read, and its digests compared with those
     of the last stage's tasks, region by region. In regions that differ, source and target are both read to find the
     write units. If a digest is missing, or the sums of two stages differ, source and target are both read whole.
+
+    What an earlier run has read of the source may have been written to since. It is read again, and counts as a region
+    that differs where its digest is another one.
 
     Parameters
     ----------
@@ -44,8 +51,8 @@ def verify_copied(
         As for :func:`rechunk_exec.verify`.
     max_mem : int, optional
         Bytes that one worker process may use; those of the copy do.
-    unfinished : str
-        What is known of the job that has not ended, for the report.
+    earlier : sequence of TaskResult
+        Those of the results that an earlier run of the job has left.
 
     Returns
     -------
@@ -65,32 +72,71 @@ def verify_copied(
         options = VerifyOptions(executor=executor, max_mem=max_mem)
         if digests is None:
             found = compared(pair, options, crew)
-            return replace(found, unfinished=unfinished, way=f"{found.way}, since the copy left no digests of its own")
+            return replace(found, way=f"{found.way}, since the copy left no digests of its own")
         if len({int(sums.sum(dtype=np.uint64)) for sums in digests}) > 1:
             found = compared(pair, options, crew)
-            return replace(found, unfinished=unfinished, way=f"{found.way}, since stages of the copy read other bits")
+            return replace(found, way=f"{found.way}, since stages of the copy read other bits")
         regions = Grid(stages[-1].shape, stages[-1].region)
-        read = ArraySums((digests[-1].reshape(regions.grid_shape),), ())
-        differing: list[tuple[Box, str]] = []
-        bytes_read = 0
+        one_of_two = _Reader(crew, max_mem)
+        changed, bytes_read = _changed_since(stages[0], digests[0], earlier, one_of_two)
+        doubtful = {number for box in changed for number in numbers_touching(regions, box)}
         if len(regions):
             whole = Box((0,) * len(regions.shape), regions.shape)
-            reading = plan_reading([(target, pair.stored[1])], at_once=crew.at_once, max_mem=max_mem)
-            found_there = sums_of(reading, Asked(regions=(whole,), cell=regions.chunk), crew)
-            bytes_read = found_there.bytes_read
-            differing = differing_cells(read, found_there.arrays[0], regions)
-        if differing:
-            boxes = [box for box, _ in differing]
+            there = one_of_two.sums(target, Asked(regions=(whole,), cell=regions.chunk))
+            bytes_read += there.bytes_read
+            read = ArraySums((digests[-1].reshape(regions.grid_shape),), ())
+            other = differing_cells(read, there.arrays[0], regions)
+            doubtful |= {number for box, _ in other for number in numbers_touching(regions, box)}
+        differing: list[tuple[Box, str]] = []
+        if doubtful:
+            boxes = joined([regions.box(number) for number in sorted(doubtful)])
             differing, again = differing_units(pair, boxes, pair.reading(crew, max_mem), crew)
             bytes_read += again
         return VerifyReport(
             differing=tuple(DifferingBox(start=box.start, stop=box.stop, reason=reason) for box, reason in differing),
             boxes=len(pair.units),
             bytes_read=bytes_read,
-            unfinished=unfinished,
             executor=crew.pool.name,
-            way="the target was read, and compared with what the copy read",
+            way="the target was read, and compared with what the copy read"
+            + ("; what an earlier run had read was read again" if earlier else ""),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one array alone."""
+
+    crew: Crew
+    max_mem: int | None
+
+    def sums(self, ref: ArrayRef, asked: Asked) -> PassResult:
+        stored = storage.open_array(ref, read_only=True)
+        reading = plan_reading([(ref, stored)], at_once=self.crew.at_once, max_mem=self.max_mem)
+        return sums_of(reading, asked, self.crew)
+
+
+def _changed_since(
+    first: Stage, digests: Words, earlier: Sequence[TaskResult], reader: _Reader
+) -> tuple[list[Box], int]:
+    """Return the regions whose digests, taken by an earlier run, are no longer the source's; and the bytes decoded.
+
+    A region that cannot be read any more is among them.
+    """
+    numbers = sorted({result.index for result in earlier if result.stage == first.number})
+    if not numbers:
+        return [], 0
+    grid = Grid(first.shape, first.region)
+    asked = Asked(regions=tuple(joined([grid.box(number) for number in numbers])), cell=grid.chunk)
+    found = reader.sums(first.source, asked)
+    now, then = found.arrays[0], digests.reshape(grid.grid_shape)
+    changed: list[Box] = []
+    for number, region in enumerate(asked.regions):
+        cells = asked.cells(number)
+        low = [start // size for start, size in zip(region.start, grid.chunk, strict=True)]
+        part = then[tuple(slice(a, a + count) for a, count in zip(low, cells.grid_shape, strict=True))]
+        one, other = ArraySums((part,), ()), ArraySums((now.sums[number],), now.unreadable)
+        changed += [box for box, _ in differing_cells(one, other, cells, region)]
+    return changed, found.bytes_read
 
 
 def _enough(pair: Pair, crew: Crew, max_mem: int | None) -> int | None:

@@ -16,8 +16,14 @@ from zarr.codecs import GzipCodec
 
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor
+from rechunk_exec.storage import identity
+from tests.conftest import needed_module
+from tests.faults.kinds import KINDS, Kind, kind
 from tests.faults.test_unfinished import FIRST, MAX_MEM, SECOND, SHAPE
-from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot, stop_after
+from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot, stop_after, tasks_run
+from tests.values import position_values, same_bits
+
+__all__ = ["kind"]
 
 STOPPED_AFTER = FIRST + 4
 
@@ -125,6 +131,102 @@ def test_a_source_that_changed_is_refused_and_nothing_is_touched(
     assert rx.status(tmp_path / "target").done == STOPPED_AFTER
     again = wanted(tmp_path, mode="overwrite", max_mem="1MB")
     assert_exact(again.execute(), zarr.open_array(tmp_path / "source", mode="r"))
+
+
+EPOCHS: tuple[int, ...] = (64, 8, 8)
+
+
+def series_of(source: Any, folder: Path, mode: Any = "resume", **options: Any) -> rx.Rechunked:
+    """A job of few tasks."""
+    return rx.rechunk(
+        source, (64, 2, 2), "10kB", folder / "series", mode=mode, executor="serial", progress=False, **options
+    )
+
+
+@pytest.mark.parametrize("layout", [{}, {"compressors": None}], ids=["zstd", "raw"])
+@pytest.mark.parametrize("kind", [*KINDS, "wrapped"], indirect=True)
+def test_a_source_in_any_store_that_was_rewritten_is_refused(
+    kind: Kind, layout: dict[str, Any], tmp_path: Path
+) -> None:
+    # The target was finished, and held both.
+    make_array(kind.written("source"), EPOCHS, (1, *EPOCHS[1:]), values=np.full(EPOCHS, 1, "f4"), **layout)
+    stop_after(1, series_of(kind.at("source"), tmp_path, "fail"))
+    series_of(kind.at("source"), tmp_path)  # nothing has changed yet
+    zarr.open_array(kind.written("source"), mode="r+")[...] = 2
+    before = snapshot(tmp_path / "series")
+    with pytest.raises(rx.ResumeError, match=r"the source's chunk c/0/0/0 was written since, and .* more"):
+        series_of(kind.at("source"), tmp_path)
+    assert snapshot(tmp_path / "series") == before
+    anew = series_of(kind.at("source"), tmp_path, "overwrite")
+    assert (elements(anew.execute()) == 2).all()
+
+
+def test_another_store_in_memory_is_refused(tmp_path: Path) -> None:
+    one, other = ({"zarr.json": None} for _ in range(2))
+    for store, value in ((one, 1), (other, 2)):
+        store.clear()
+        make_array(store, EPOCHS, (1, *EPOCHS[1:]), values=np.full(EPOCHS, value, "f4"))
+    stop_after(1, series_of(one, tmp_path, "fail"))
+    with pytest.raises(rx.ResumeError, match="the source's chunk c/0/0/0 was written since"):
+        series_of(other, tmp_path)
+    assert (elements(series_of(one, tmp_path).execute()) == 1).all()
+
+
+def test_another_snapshot_of_an_icechunk_repository_is_refused(tmp_path: Path) -> None:
+    icechunk: Any = needed_module("icechunk")
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
+    session = repo.writable_session("main")
+    array = make_array(session.store, EPOCHS, (1, *EPOCHS[1:]))
+    values = elements(array)
+    first = session.commit("one")
+    stop_after(1, series_of(repo.readonly_session("main"), tmp_path, "fail"))
+    session = repo.writable_session("main")
+    zarr.open_array(session.store, mode="r+")[...] = 2
+    with pytest.raises(rx.ResumeError, match=f"the source's snapshot: {first} then, {first} with uncommitted changes"):
+        series_of(session, tmp_path)
+    second = session.commit("two")
+    with pytest.raises(rx.ResumeError, match=f"the source's snapshot: {first} then, {second} now .*snapshot_id"):
+        series_of(repo.readonly_session("main"), tmp_path)
+    job = series_of(repo.readonly_session(snapshot_id=first), tmp_path)
+    assert same_bits(elements(job.execute()), values)
+
+
+def test_changes_of_a_session_that_were_not_committed_are_told_from_others(tmp_path: Path) -> None:
+    icechunk: Any = needed_module("icechunk")
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repository")))
+    session = repo.writable_session("main")
+    array = make_array(session.store, EPOCHS, (1, *EPOCHS[1:]))
+    stop_after(1, series_of(session, tmp_path, "fail"))
+    series_of(session, tmp_path)
+    array[...] = 2
+    with pytest.raises(rx.ResumeError, match="the source's chunk c/0/0/0 was written since"):
+        series_of(session, tmp_path)
+
+
+@pytest.mark.parametrize("chunks, stages", [((64, 2, 2), 2), ((8, 4, 4), 1)])
+def test_a_change_that_resume_does_not_see_is_found_by_verification(
+    chunks: tuple[int, ...], stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The digests of the earlier run were believed, so the target held both and was verified.
+    monkeypatch.setattr(identity, "_FILES_LOOKED_AT", 2)
+    array = make_array(tmp_path / "source", EPOCHS, (1, *EPOCHS[1:]))
+
+    def job(mode: Any) -> rx.Rechunked:
+        return rx.rechunk(
+            array, chunks, "10kB", tmp_path / "series", mode=mode, executor="serial", verify=True, progress=False
+        )
+
+    first = job("fail")
+    assert len(first.stages) == stages
+    stop_after(1, first)
+    array[5] = position_values(EPOCHS[1:], "f4", seed=7)
+    with pytest.raises(rx.RechunkError, match=r"differ; the first is \(0, 0, 0\) to .*give mode='resume'"):
+        job("resume").execute()
+    assert rx.status(tmp_path / "series").state == "unfinished"
+    again = job("resume")
+    assert_exact(again.execute(), array)
+    assert tasks_run(again) > 0
+    assert rx.status(tmp_path / "series").state == "finished"
 
 
 WORDS: list[tuple[dict[str, Any], str]] = [

@@ -185,15 +185,28 @@ def test_an_intermediate_object_that_is_lost_is_an_error(layout: str) -> None:
 @pytest.mark.parametrize("denied,verb", [("source/c/0/0/0", "read"), ("target/c/0/0/0", "write")])
 def test_denied_access_fails_at_once_and_names_key_and_store(denied: str, verb: str) -> None:
     content = MemoryStore({})
-    source_in(content, "zstd")  # of which planning reads no chunk
-    store = FaultyStore(content, Faults(denies=denied))
+    source_in(content, "zstd")
+    store = FaultyStore(content)
+    job = rechunk(store, ONE, "threads")
+    store.faults = Faults(denies=denied)
+    store.seen.requests.clear()
     events: list[str] = []
     with pytest.raises(rx.TaskError, match=rf"cannot {verb} {denied} .*wrapping-memory.*denied") as caught:
-        rechunk(store, ONE, "threads").execute(on_event=lambda event: events.append(event.kind))
+        job.execute(on_event=lambda event: events.append(event.kind))
     assert "retry" not in events
     assert isinstance(caught.value.__cause__, rx.StorageError)
     assert caught.value.__cause__.permanent
     assert [key for _, key in store.seen.requests].count(denied) == 1
+
+
+def test_denied_access_to_the_source_is_told_while_planning() -> None:
+    content = MemoryStore({})
+    source_in(content, "zstd")
+    store = FaultyStore(content, Faults(denies="source/c/0/0/0"))
+    with pytest.raises(rx.StorageError, match=r"cannot look at source/c/0/0/0 of .*wrapping-memory.*denied") as caught:
+        rechunk(store, ONE)
+    assert caught.value.permanent
+    assert [key for _, key in store.seen.requests].count("source/c/0/0/0") == 1
 
 
 def test_a_store_that_is_away_is_named_after_the_tries() -> None:

@@ -13,8 +13,11 @@ import pytest
 import zarr
 
 import rechunk_exec as rx
-from tests.jobs import ZarrArray, assert_exact, elements, make_array, stop_after, stored_objects
+from tests.faults.kinds import Kind, kind
+from tests.jobs import ZarrArray, assert_exact, elements, make_array, stop_after, stored_objects, tasks_run
 from tests.values import same_bits
+
+__all__ = ["kind"]
 
 SHAPE, CHUNKS = (24, 24, 20), (24, 4, 4)
 MAX_MEM = 7000
@@ -82,6 +85,64 @@ def test_objects_of_an_intermediate_that_are_damaged_are_made_again(
     run = [result.stage for result in again.report.results]
     assert 1 <= run.count(0) <= 2
     assert run.count(1) == SECOND - 3
+
+
+def job_in(kind: Kind, source: ZarrArray, mode: Any = "resume", **options: Any) -> rx.Rechunked:
+    """A job of few tasks, with target and intermediates in a store."""
+    options = {"max_mem": "40kB", "temp_store": kind.at("temp"), "executor": "serial", "progress": False} | options
+    return rx.rechunk(source, (64, 4, 4), target_store=kind.at("target"), mode=mode, **options)
+
+
+@pytest.fixture
+def small_source(tmp_path: Path) -> ZarrArray:
+    return make_array(tmp_path / "source", (64, 16, 16), (1, 16, 16))
+
+
+STORED_DAMAGES = {"empty": lambda content: b"", "half": lambda content: content[: len(content) // 2], "deleted": None}
+
+
+def damage_stored(kind: Kind, key: str, damage: str) -> None:
+    change = STORED_DAMAGES[damage]
+    if change is None:
+        kind.delete(key)
+    else:
+        kind.put(key, change(kind.contents()[key]))
+
+
+def objects_in(kind: Kind, folder: str) -> list[str]:
+    """The keys of the chunks or shards in a folder."""
+    return sorted(key for key in kind.contents() if key.startswith(folder) and "/c/" in key)
+
+
+@pytest.mark.parametrize("damage", STORED_DAMAGES)
+def test_a_shard_of_a_target_in_any_store_that_is_damaged_is_made_again(
+    damage: str, kind: Kind, small_source: ZarrArray
+) -> None:
+    # Resume had nothing to do, and said that it was finished.
+    options = {"max_mem": "100kB", "target_shards": (64, 8, 8)}
+    first = job_in(kind, small_source, "fail", **options)
+    stop_after(first.plan.tasks, first)
+    damage_stored(kind, objects_in(kind, "target/")[0], damage)
+    again = job_in(kind, small_source, **options)
+    assert_exact(again.execute(), small_source)
+    assert tasks_run(again) == 1
+
+
+@pytest.mark.parametrize("form", [{"cost_model": "object"}, {"temp_options": {"compressor": {"id": "lz4"}}}])
+@pytest.mark.parametrize("damage", STORED_DAMAGES)
+def test_objects_of_an_intermediate_in_any_store_that_are_damaged_are_made_again(
+    damage: str, form: dict[str, Any], kind: Kind, small_source: ZarrArray
+) -> None:
+    # Every resume read them, and failed.
+    first = job_in(kind, small_source, "fail", **form)
+    tasks = len(first.stages[0]), len(first.stages[1])
+    stop_after(tasks[0], first)
+    objects = objects_in(kind, "temp/")
+    damage_stored(kind, objects[len(objects) // 2], damage)
+    again = job_in(kind, small_source, **form)
+    assert_exact(again.execute(), small_source)
+    assert tasks_run(again) == 1 + tasks[1]
+    assert not objects_in(kind, "temp/")
 
 
 def some(place: Path) -> None:

@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec import wire
 from rechunk_exec.storage import Fingerprint, array_ref, describe, fingerprint, layout_differences, open_array
-from rechunk_exec.storage.identity import Stamp
+from rechunk_exec.storage.stamps import Stamp
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import Place, make
 from tests.values import position_values
@@ -179,6 +179,35 @@ def test_a_job_of_before_metadata_were_looked_at_goes_on(tmp_path: Path) -> None
     assert before.differences(print_of(ref, target_like()), with_temp=True) == []
 
 
+def test_a_job_of_before_marks_were_looked_at_goes_on() -> None:
+    url = "memory://identity-test/before"
+    ref = source_at(url, overwrite=True)
+    document = json.loads(wire.to_json(print_of(ref, target_like())))
+    document["source_documents"] = []
+    del document["source_snapshot"]
+    for stamp in document["source_chunks"]:
+        assert stamp.pop("mark")
+    before = wire.from_json(Fingerprint, json.dumps(document))
+    assert before.differences(print_of(ref, target_like()), with_temp=True) == []
+    zarr.open_array(url, mode="r+")[...] = 0
+    assert before.differences(print_of(ref, target_like()), with_temp=True) != [], "sizes count"
+
+
+def test_a_job_of_before_stores_in_memory_were_looked_at_goes_on() -> None:
+    ref = source_at(MemoryStore())
+    before = replace(print_of(ref, target_like()), source_chunks=(), source_documents=())
+    assert before.differences(print_of(ref, target_like()), with_temp=True) == []
+
+
+def test_metadata_documents_on_any_store_that_were_written_since_are_named() -> None:
+    url = "memory://identity-test/documents"
+    ref = source_at(url, overwrite=True)
+    one = print_of(ref, target_like())
+    assert one == print_of(ref, target_like())
+    zarr.open_array(url, mode="r+").attrs["units"] = "m"  # as it was
+    assert one.differences(print_of(ref, target_like()), with_temp=True) == ["the source's zarr.json was written since"]
+
+
 def test_a_chunk_that_came_is_named(tmp_path: Path) -> None:
     ref = make(tmp_path, SHAPE, (1, 10), "f4")
     one = print_of(ref, target_like())
@@ -212,6 +241,9 @@ def test_a_zip_file_is_one_chunk(tmp_path: Path) -> None:
     one = print_of(array_ref(tmp_path / "a.zip"), make(MemoryStore(), (4,), (4,), "i4"))
     status = (tmp_path / "a.zip").stat()
     assert one.source_chunks == (Stamp(key="", size=status.st_size, mtime_ns=status.st_mtime_ns),)
+    touched(tmp_path / "a.zip")
+    now = print_of(array_ref(tmp_path / "a.zip"), make(MemoryStore(), (4,), (4,), "i4"))
+    assert one.differences(now, with_temp=True) == ["the source's file was written since"]
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

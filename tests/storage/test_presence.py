@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from zarr.storage import MemoryStore
 
-from rechunk_exec.storage import Presence, array_ref
-from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage import Presence, presence
+from rechunk_exec.storage.objects import Objects, objects_of, put_object
 from rechunk_exec.storage.stores import open_store
+from rechunk_exec.storage.told import listed
 from rechunk_exec.tasks import ArrayRef
+from tests.faults.stores import FaultyStore
 from tests.storage.arrays import make
 from tests.storage.journalled import result_of
 from tests.values import position_values
@@ -30,8 +32,8 @@ def written(objects: int = 3, stored: int = 3 * 24) -> Any:
     return result_of(1, objects_written=objects, stored_bytes_written=stored)
 
 
-def held(ref: ArrayRef, result: Any = None, *, listed: bool = True) -> bool:
-    return Presence(ref, listed=listed).holds(result or written(), *BOX)
+def held(ref: ArrayRef, result: Any = None) -> bool:
+    return Presence(ref).holds(result or written(), *BOX)
 
 
 @pytest.mark.parametrize("path", ["", "g/a"])
@@ -112,45 +114,60 @@ def test_units_of_fill_value_are_not_stored(tmp_path: Path) -> None:
     assert not held(ref, written(objects=2, stored=24))
 
 
+def stored_in(kind: str, path: str) -> tuple[ArrayRef, Objects]:
+    """An array in a store of a kind, and its objects."""
+    store: Any = MemoryStore({}) if kind != "fsspec" else f"memory://presence-test-{secrets.token_hex(6)}"
+    ref = array_at(FaultyStore(store) if kind == "wrapped" else store, path)
+    return ref, objects_of(open_store(ref, read_only=False), path)
+
+
 @pytest.mark.parametrize("path", ["", "g/a"])
-@pytest.mark.parametrize("kind", ["memory", "fsspec"])
-def test_objects_of_other_stores_are_listed_where_asked(kind: str, path: str) -> None:
-    if kind == "memory":
-        store: Any = MemoryStore()
-        ref = array_at(store, path)
-        prefix = f"{path}/" if path else ""
-
-        def remove(key: str) -> None:
-            del store._store_dict[prefix + key]
-
-    else:
-        url = f"memory://presence-test-{secrets.token_hex(6)}"
-        make(url, SHAPE, (2, 3), "i4", path=path, values=position_values(SHAPE, "i4"))
-        ref = array_ref(url, path)
-
-        def remove(key: str) -> None:
-            objects_of(open_store(ref, read_only=False), path).delete(key)
-
+@pytest.mark.parametrize("kind", ["memory", "fsspec", "wrapped"])
+def test_objects_of_other_stores_that_are_lost_are_missed(kind: str, path: str) -> None:
+    ref, objects = stored_in(kind, path)
     assert held(ref)
-    remove("c/0/0")
-    assert held(ref)
-    remove("c/1/1")
+    objects.delete("c/0/0")
+    assert held(ref), "another task's"
+    objects.delete("c/1/1")
     assert not held(ref)
-    assert held(ref, listed=False)  # one listing of a target's millions of objects is spared
+
+
+@pytest.mark.parametrize("size", [0, 23, 25])
+@pytest.mark.parametrize("kind", ["memory", "fsspec"])
+def test_objects_of_other_stores_that_have_another_size_are_torn(kind: str, size: int) -> None:
+    ref, objects = stored_in(kind, "g/a")
+    put_object(objects, "c/1/1", bytes(size))
+    assert not held(ref)
+    assert held(ref, written(stored=0)) is (size > 0), "zarr does not tell how many bytes it has stored"
+
+
+def test_other_stores_are_listed_once_and_only_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    ref, _ = stored_in("fsspec", "g/a")
+    listings: list[str] = []
+
+    def counted(store: Any, path: str) -> Any:
+        listings.append(path)
+        return listed(store, path)
+
+    monkeypatch.setattr(presence, "listed", counted)
+    there = Presence(ref)
+    assert listings == []
+    assert all(there.holds(written(), *BOX) for _ in range(3))
+    assert listings == ["g/a"]
 
 
 def test_nothing_of_an_array_that_is_gone_is_there(tmp_path: Path) -> None:
     ref = array_at(tmp_path)
     (tmp_path / "zarr.json").unlink()
-    presence = Presence(ref, listed=True)
-    assert not presence.exists
-    assert not presence.holds(written(), *BOX)
-    assert not Presence(ArrayRef(store=MemoryStore()), listed=False).exists
+    there = Presence(ref)
+    assert not there.exists
+    assert not there.holds(written(), *BOX)
+    assert not Presence(ArrayRef(store=MemoryStore())).exists
 
 
 def test_an_array_of_no_dimensions(tmp_path: Path) -> None:
     ref = make(tmp_path, (), (), "i4", values=np.array(5, "i4"), compressors=None)
     result = result_of(0, objects_written=1, stored_bytes_written=4)
-    assert Presence(ref, listed=True).holds(result, (), ())
+    assert Presence(ref).holds(result, (), ())
     (tmp_path / "c").unlink()
-    assert not Presence(ref, listed=True).holds(result, (), ())
+    assert not Presence(ref).holds(result, (), ())
