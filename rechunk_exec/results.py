@@ -159,11 +159,11 @@ class CopyReport:
             if result.overrun_bytes
         )
         unexpected = sum(result.unexpected_chunks for result in self.results)
-        whole = (
-            f"{unexpected} times more of a chunk had to be decoded than planned: it is no Blosc frame that can be read in "
-            "part, or its blocks are larger than in the chunks that were looked at for the plan",
+        more = (
+            f"{unexpected} times more of a chunk had to be decoded than planned: it is no Blosc frame that can be read "
+            "in part, or its blocks are larger than in the chunks that were looked at for the plan"
         )
-        return self.notes + overruns + (whole if unexpected else ())
+        return self.notes + overruns + ((more,) if unexpected else ())
 
     def __str__(self) -> str:
         lines = [

@@ -7,6 +7,7 @@ it, so that it is one run of the chunk's bytes.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -289,7 +290,7 @@ class BandReader(DirectReader):
         within, lengths = region.overlap(low, high)[1], map(int.__sub__, high, low)
         axes = zip(within, self.read_unit, lengths, strict=True)
         elements = prod(min(-(-part.stop // size) * size, n) - part.start // size * size for part, size, n in axes)
-        return elements * self.codec.dtype.itemsize
+        return int(elements) * self.codec.dtype.itemsize
 
 
 class _OwnScratch:
@@ -301,13 +302,13 @@ class _OwnScratch:
     def stored(self, size: int) -> memoryview:
         """Return a buffer of at least ``size`` bytes for what comes from a store."""
         if len(self._stored) < size:
-            self._stored = fresh(size)
+            self._stored = memoryview(mmap.mmap(-1, size))
         return self._stored
 
     def decoded(self, size: int) -> memoryview:
         """Return another buffer of at least ``size`` bytes, for elements."""
         if len(self._decoded) < size:
-            self._decoded = fresh(size)
+            self._decoded = memoryview(mmap.mmap(-1, size))
         return self._decoded
 
 

@@ -55,7 +55,7 @@ class Kept(Generic[Key, Value]):
         self._lock = threading.Lock()
         self._values: dict[Key, Value] = {}
         self._keys: list[Key] = []
-        self._random = random.Random(0)  # noqa: S311 - any draw will do, and the same one in every run
+        self._random = random.Random(0)  # the same draws in every run
         self._turns: dict[Key, threading.Lock] = {}
         self._bytes = 0
 
@@ -82,6 +82,11 @@ class Kept(Generic[Key, Value]):
         """Return the value of a key if it is kept."""
         with self._lock:
             return self._values.get(key)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept, as they are counted."""
+        return self._bytes
 
     def _keep(self, key: Key, value: Value) -> None:
         size = self._size(value) + _EACH_BYTES
