@@ -217,8 +217,8 @@ def with_sums(axis: StagedAxis, sizes: IntArray, most: int = _COMPARED, *, every
 
 
 def _sums_of_source(n: int, read_unit: int, fetch_unit: int, region: IntArray) -> AxisSums:
-    """Elements by read units, and in place of those units the fetches."""
-    sums = axis_sums(n, read_unit, region)
+    """Elements by read units, and in place of those units the fetches. Read units restart in each fetch unit."""
+    sums = axis_sums(n, read_unit, region, fetch_unit if fetch_unit % read_unit and fetch_unit < n else 0)
     return sums if fetch_unit == read_unit else replace(sums, units=axis_sums(n, fetch_unit, region).units)
 
 

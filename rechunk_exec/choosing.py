@@ -95,5 +95,7 @@ def _why(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> str:
 
 def _reading_once(request: PlanRequest) -> StagePlan:
     """The smallest one stage whose regions lie on the source's grid; it may hold more than the budget."""
-    region = clip(tuple(map(math.lcm, request.read_unit, request.write_unit)), request.shape)
+    restart = request.restart or (0,) * len(request.shape)
+    units = (chunk or unit for chunk, unit in zip(restart, request.read_unit, strict=True))
+    region = clip(tuple(map(math.lcm, units, request.write_unit)), request.shape)
     return unchecked_stage(request, request.memory(), region, (SOURCE, TARGET), 1)

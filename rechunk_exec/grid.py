@@ -15,6 +15,13 @@ unit once. So 3 + 3 units and 10 + 4 + 4 + 2 elements are decoded:
 
 >>> units_touched(10, 4, 3), elements_touched(10, 4, 3)
 (6, 20)
+
+Units may restart every ``restart`` elements, the last before that being shorter: parts of chunks that are no whole
+number of them. Then a boundary is taken to cut a unit wherever it is not itself a multiple of ``restart``, so these
+sums are upper bounds, by a unit a boundary at most. Above, with a restart at 5, units are ``[0,4) [4,5) [5,9) [9,10)``:
+
+>>> units_touched(10, 4, 3, 5), elements_touched(10, 4, 3, 5)
+(7, 22)
 """
 
 from __future__ import annotations
@@ -48,47 +55,61 @@ def clip(unit: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(min(u, n) for u, n in zip(unit, shape, strict=True))
 
 
-def units_touched(n: int, unit: int, region: int) -> int:
+def units_touched(n: int, unit: int, region: int, restart: int = 0) -> int:
     """Units touched along one axis, summed over all tasks.
 
     Parameters
     ----------
     n, unit, region : int
         Elements along the axis, of one unit, and of one task.
+    restart : int
+        Elements after which units are counted anew; 0 for never.
     """
     if n == 0:
         return 0
-    return ceil_div(n, unit) + _cuts(n, unit, region)
+    return _units(n, unit, restart) + _cuts(n, restart or unit, region)
 
 
-def boxes_touched(shape: tuple[int, ...], unit: tuple[int, ...], region: tuple[int, ...]) -> int:
+def boxes_touched(
+    shape: tuple[int, ...], unit: tuple[int, ...], region: tuple[int, ...], restart: tuple[int, ...] | None = None
+) -> int:
     """Boxes of shape ``unit`` touched, summed over all tasks: the product of :func:`units_touched` over the axes.
 
     >>> boxes_touched((10, 20), (4, 20), (5, 10))
     8
     """
-    return math.prod(map(units_touched, shape, unit, region))
+    return math.prod(map(units_touched, shape, unit, region, restart or (0,) * len(shape)))
 
 
-def elements_touched(n: int, unit: int, region: int) -> int:
+def elements_touched(n: int, unit: int, region: int, restart: int = 0) -> int:
     """Elements of the units touched along one axis, clipped to the array, summed over all tasks."""
     if n == 0:
         return 0
+    if restart:
+        return n + unit * _cuts(n, restart, region)
     last = (n - 1) // unit * unit
     cuts_of_last = (n - 1) // region - last // region
     return n + unit * (_cuts(n, unit, region) - cuts_of_last) + (n - last) * cuts_of_last
 
 
-def most_units(n: int, unit: int, region: int) -> int:
+def most_units(n: int, unit: int, region: int, restart: int = 0) -> int:
     """Most units that one task of ``region`` elements may touch along an axis (an upper bound, exact where it repeats).
 
     >>> most_units(100, 10, 20), most_units(100, 10, 21), most_units(100, 10, 100)
     (2, 3, 10)
     """
-    units = ceil_div(n, unit)
+    units = _units(n, unit, restart)
     if region >= n:
         return units
+    if restart:  # one more for each restart that the region may hold
+        return min(units, ceil_div(unit - 1 + region, unit) + most_units(n, restart, region) - 1)
     return min(units, ceil_div(unit - math.gcd(unit, region) + region, unit))
+
+
+def _units(n: int, unit: int, restart: int) -> int:
+    if not restart:
+        return ceil_div(n, unit)
+    return n // restart * ceil_div(restart, unit) + ceil_div(n % restart, unit)
 
 
 def _cuts(n: int, unit: int, region: int) -> int:
@@ -109,8 +130,17 @@ class AxisSums:
     """Tasks along the axis."""
 
 
-def axis_sums(n: int, unit: npt.NDArray[np.int64] | int, region: npt.NDArray[np.int64]) -> AxisSums:
-    """:func:`units_touched` and :func:`elements_touched` for arrays of sizes, for the search. ``n`` is at least 1."""
+def axis_sums(n: int, unit: npt.NDArray[np.int64] | int, region: npt.NDArray[np.int64], restart: int = 0) -> AxisSums:
+    """:func:`units_touched` and :func:`elements_touched` for arrays of sizes, for the search. ``n`` is at least 1.
+
+    With ``restart``, ``unit`` is a number.
+    """
+    if restart:
+        chunks = axis_sums(n, restart, region)
+        restarted = chunks.units - ceil_div(n, restart)
+        return AxisSums(
+            units=_units(n, int(unit), restart) + restarted, elements=n + unit * restarted, tasks=chunks.tasks
+        )
     boundaries = -(-n // region) - 1
     cuts = boundaries - boundaries // (unit // np.gcd(unit, region))
     last = (n - 1) // unit * unit

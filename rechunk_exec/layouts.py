@@ -33,10 +33,10 @@ def layouts_of(
         How intermediates are stored; that there is a place for them is taken for granted.
     """
     source = SourceLayout(chunk=stored.chunk, scratch=storage.read_scratch(stored))
-    unit = storage.finer_read_unit(stored)
+    found = storage.finer_read(stored)
     finer = None
-    if unit is not None:
-        finer = replace(source, read_unit=unit, together=True, scratch=storage.read_scratch(stored, unit))
+    if found is not None:
+        finer = replace(source, read_unit=found[0], together=True, scratch=found[1])
     return Layouts(
         shape=stored.shape,
         itemsize=stored.dtype.itemsize,

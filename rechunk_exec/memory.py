@@ -126,6 +126,8 @@ class StageMemory:
     """What one encode call gets."""
     reading: ReadScratch = ReadScratch()
     writing: WriteScratch = WriteScratch()
+    restart: tuple[int, ...] | None = None
+    """Elements after which read units are counted anew, 0 for never; see :mod:`rechunk_exec.grid`."""
 
     def task_bytes(self, region: tuple[int, ...], threads: int) -> int:
         """Bytes that one task holds at its peak, with ``threads`` units in flight, rounded up to a whole byte."""
@@ -147,7 +149,8 @@ class StageMemory:
         if 0 in self.shape:  # there are no tasks
             return 0, ()
         region = clip(region, self.shape)
-        units = min(threads, math.prod(map(most_units, self.shape, self.read_unit, region)))
+        restart = self.restart or (0,) * len(self.shape)
+        units = min(threads, math.prod(map(most_units, self.shape, self.read_unit, region, restart)))
         chunks = min(threads, math.prod(map(ceil_div, region, self.chunk)))
         open_units = min(threads, math.prod(map(ceil_div, region, self.write_unit)))
         decoded = min(units, beside(self.read_unit, region, self.shape)) if self.reading.in_place else units
@@ -211,10 +214,11 @@ class MemoryRows:
     chunk: Sequence[IntArray]
     reading: ReadScratch
     writing: WriteScratch
+    restart: tuple[int, ...] | None = None
 
     def task_bytes(self, threads: int) -> FloatArray:
         """Bytes of one task, as float64 (exact below 2**53)."""
-        axes = zip(self.shape, self.read_unit, self.region, strict=True)
+        axes = zip(self.shape, self.read_unit, self.region, self.restart or (0,) * len(self.shape), strict=True)
         units = np.minimum(threads, product([_most_units(*sizes) for sizes in axes]))
         chunks = np.minimum(threads, self._count(self.chunk))
         decoded = np.minimum(units, self._beside(self.read_unit)) if self.reading.in_place else units
@@ -254,10 +258,14 @@ class MemoryRows:
         return np.asarray(np.where(straddled, ALL_BESIDE, fewest))
 
 
-def _most_units(n: int, unit: IntArray, region: IntArray) -> IntArray:
+def _most_units(n: int, unit: IntArray, region: IntArray, restart: int) -> IntArray:
     """:func:`rechunk_exec.grid.most_units`, row by row."""
-    units = -(-n // unit)
-    reach = -(-(unit - np.gcd(unit, region) + region) // unit)
+    if restart:
+        units = n // restart * -(-restart // unit) + -(-(n % restart) // unit)
+        reach = -(-(unit - 1 + region) // unit) + _most_units(n, np.array(restart), region, 0) - 1
+    else:
+        units = -(-n // unit)
+        reach = -(-(unit - np.gcd(unit, region) + region) // unit)
     return np.asarray(np.where(region >= n, units, np.minimum(units, reach)))
 
 

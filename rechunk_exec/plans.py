@@ -68,6 +68,9 @@ class StagePlan:
     uncounted_bytes: int = 0
     """Bytes that codecs of one worker process may work in besides: ``peak_bytes`` does not count all of that where
     tasks hold little, so that toys have small budgets."""
+    restart: tuple[int, ...] | None = None
+    """Elements after which read units are counted anew, 0 for never: the source's chunks, where these are no whole
+    number of units. Units and elements read are upper bounds then (:mod:`rechunk_exec.grid`). None: on no axis."""
 
     def __post_init__(self) -> None:
         if any(n < 0 for n in self.shape):
@@ -77,6 +80,14 @@ class StagePlan:
             raise PlanError(f"a stage's shapes need one size per axis of {self.shape}; got {shapes}")
         if any(u < min(n, 1) for sizes in shapes for u, n in zip(sizes, self.shape, strict=True)):
             raise PlanError(f"a stage's shapes need at least one element per axis of {self.shape}; got {shapes}")
+        if self.restart is not None and (
+            len(self.restart) != len(self.shape)
+            or any(r and r < u for r, u in zip(self.restart, self.read_unit, strict=True))
+        ):
+            raise PlanError(
+                f"a stage's read units restart after at least one of them, or never (0), on each axis; got "
+                f"{self.restart} for read units {self.read_unit}"
+            )
         for g, b, n in zip(self.region, self.write_unit, self.shape, strict=True):
             if g < n and g % b:
                 raise PlanError(
@@ -123,14 +134,13 @@ class StagePlan:
     @property
     def read_units(self) -> int:
         """Read units touched, once for each task that touches them."""
-        return boxes_touched(self.shape, self.read_unit, self.region)
+        return boxes_touched(self.shape, self.read_unit, self.region, self.restart)
 
     @property
     def elements_read(self) -> int:
         """Elements decoded: those of all read units touched, once for each task that touches them."""
-        return math.prod(
-            elements_touched(*sizes) for sizes in zip(self.shape, self.read_unit, self.region, strict=True)
-        )
+        restart = self.restart or (0,) * len(self.shape)
+        return math.prod(map(elements_touched, self.shape, self.read_unit, self.region, restart))
 
     @property
     def operations(self) -> int:

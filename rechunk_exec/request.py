@@ -32,7 +32,8 @@ class SourceLayout:
 
     chunk: tuple[int, ...]
     read_unit: tuple[int, ...] | None = None
-    """The smallest box that is decoded on its own, where that is less than the chunk."""
+    """The smallest box that is decoded on its own, where that is less than the chunk. Counted anew from each chunk that
+    is no whole number of them, where all of a chunk are fetched ``together``."""
     together: bool = False
     """Whether all units of a chunk that a task needs are fetched in one operation, as far as its time goes."""
     scratch: ReadScratch = field(default_factory=ReadScratch)
@@ -186,6 +187,13 @@ class PlanRequest(Limits):
         return clip(self.source.chunk if self.source.together else self.source.unit, self.shape)
 
     @property
+    def restart(self) -> tuple[int, ...] | None:
+        """Elements after which read units are counted anew, 0 for never; None if that is so on all axes."""
+        sizes = zip(self.shape, self.read_unit, self.fetch_unit, strict=True)
+        restart = tuple(fetch if fetch < n and fetch % unit else 0 for n, unit, fetch in sizes)
+        return restart if any(restart) else None
+
+    @property
     def write_unit(self) -> tuple[int, ...]:
         """The target's unit, clipped to the array."""
         return clip(self.target.unit, self.shape)
@@ -240,4 +248,5 @@ class PlanRequest(Limits):
             chunk=chunk,
             reading=self.source.scratch if source is None else self.temp_reading,
             writing=writing,
+            restart=self.restart if source is None else None,
         )

@@ -46,7 +46,7 @@ class TaskResult:
     """The digest of the region's elements (:mod:`rechunk_exec.digest`), as 16 hexadecimal digits; empty if the task was
     not asked for it."""
     unexpected_chunks: int = 0
-    """Chunks that had to be decoded whole where the plan counted on reading a part of them."""
+    """Chunks of which more had to be decoded than the plan counted on: whole ones, or blocks larger than planned."""
     attempts: int = 1
     """How many times the task was started until it succeeded, as far as the executor knows."""
     changes: bytes | None = field(default=None, repr=False, compare=False, metadata=NO_DOCUMENT)
@@ -159,8 +159,11 @@ class CopyReport:
             if result.overrun_bytes
         )
         unexpected = sum(result.unexpected_chunks for result in self.results)
-        whole = (f"{unexpected} times a chunk had to be decoded whole where the plan counted on a part",)
-        return self.notes + overruns + (whole if unexpected else ())
+        more = (
+            f"{unexpected} times more of a chunk had to be decoded than planned: it is no Blosc frame that can be read "
+            "in part, or its blocks are larger than in the chunks that were looked at for the plan"
+        )
+        return self.notes + overruns + ((more,) if unexpected else ())
 
     def __str__(self) -> str:
         lines = [

@@ -175,6 +175,7 @@ def unchecked_stage(
         tasks_per_worker=request.tasks_per_worker,
         peak_bytes=0,
         predicted_s=0.0,
+        restart=memory.restart,
     )
     slowdown, waiting = request.slowdowns(threads)
     reads = request.fetches(stage.region) if source == SOURCE else stage.read_units

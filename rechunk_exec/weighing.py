@@ -272,6 +272,7 @@ def _memory_rows(request: PlanRequest, way: Way, sizes: Sequence[Sequence[IntArr
         chunk=chunk or [np.array(u, dtype=np.int64) for u in memory.chunk],
         reading=memory.reading,
         writing=memory.writing,
+        restart=memory.restart,
     )
 
 

@@ -54,6 +54,15 @@ def most_units(n: int, unit: int, region: int) -> int:
     return max((len(units) for units in touched_by_axis(n, unit, region)), default=0)
 
 
+def restarted_touched(n: int, unit: int, region: int, restart: int) -> tuple[int, int, int]:
+    """Units touched, their elements, and the most units of a task, where units are counted anew in each restart."""
+    unit_of = [(element // restart, element % restart // unit) for element in range(n)]
+    length = Counter(unit_of)
+    touched = [{unit_of[element] for element in task} for task in tasks_of_axis(n, region)]
+    elements = sum(length[number] for units in touched for number in units)
+    return sum(map(len, touched)), elements, max(map(len, touched), default=0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """What a stage's tasks read and write; a unit counts once for each task that touches it."""

@@ -138,6 +138,31 @@ def test_one_stage_is_the_one_preferred_among_all_regions(request: PlanRequest) 
     assert oracles.preferred(request, [found]) == oracles.preferred(request, every)
 
 
+@settings(max_examples=150)
+@given(requests(longest=12, most_axes=2, budget=(0.5, 6)), st.integers(2, 5))
+def test_units_that_restart_are_planned_as_they_are_counted(request: PlanRequest, part: int) -> None:
+    unit = tuple(-(-chunk * 2 // part) if chunk > part else chunk for chunk in request.source.chunk)
+    source = replace(request.source, read_unit=unit, together=True)
+    request = replace(request, source=source)
+    every, found = oracles.all_direct(request), best(request, direct_rows(request))
+    assert (found is None) == (not every)
+    if found is not None:
+        assert oracles.preferred(request, [found]) == oracles.preferred(request, every)
+    try:
+        planned = plan(request)
+    except BudgetError as refused:
+        assert plan(replace(request, max_mem=refused.needed_bytes)).stages
+        return
+    first = planned.stages[0]
+    assert first.restart == request.restart
+    assert all(stage.restart is None for stage in planned.stages[1:])
+    touched = [
+        oracles.restarted_touched(n, u, g, chunk)
+        for n, u, g, chunk in zip(first.shape, unit, first.region, request.source.chunk, strict=True)
+    ]
+    assert math.prod(elements for _, elements, _ in touched) <= first.elements_read
+
+
 def test_a_small_last_task_may_fill_a_slot() -> None:
     """Seven rows of two columns on three slots: cut at five, both short tasks share a slot; halves leave one idle."""
     cost = replace(CostModel.local(), tasks_at_once=3, stage_s=0.0)

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rechunk_exec.errors import PlanError
@@ -50,6 +50,27 @@ def test_sums_for_arrays_equal_those_for_integers(n: int, pairs: list[tuple[int,
     assert sums.units.tolist() == [units_touched(n, u, g) for u, g in pairs]
     assert sums.elements.tolist() == [elements_touched(n, u, g) for u, g in pairs]
     assert sums.tasks.tolist() == [ceil_div(n, g) for _, g in pairs]
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 90), st.integers(1, 12), sizes, st.integers(1, 40))
+@example(90, 4, 8, 22)
+@example(23, 10, 3, 11)
+def test_sums_of_units_that_restart_are_bounds_by_a_unit_a_boundary(n: int, unit: int, region: int, more: int) -> None:
+    restart = unit + more
+    units, elements, most = oracles.restarted_touched(n, unit, region, restart)
+    boundaries = max(0, ceil_div(n, region) - 1)
+    assert units <= units_touched(n, unit, region, restart) <= units + boundaries
+    assert elements <= elements_touched(n, unit, region, restart) <= elements + unit * boundaries
+    chunks = oracles.most_units(n, restart, region)
+    assert max(most, chunks) <= most_units(n, unit, region, restart) <= most + 1 + chunks
+    if n:
+        sums = axis_sums(n, unit, np.array([region]), restart)
+        assert (sums.units[0], sums.elements[0]) == (
+            units_touched(n, unit, region, restart),
+            elements_touched(n, unit, region, restart),
+        )
+        assert sums.tasks.tolist() == [boundaries + 1]
 
 
 def test_sums_of_a_huge_axis_take_no_time_and_do_not_wrap() -> None:

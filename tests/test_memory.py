@@ -62,6 +62,38 @@ def test_task_bytes_equal_the_model_by_counting(
         assert held == counted
 
 
+@given(axes, readings, st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(1, 9))
+def test_units_that_restart_are_counted_at_least_as_often_as_the_chunks_they_are_of(
+    sizes: list[tuple[int, int, int, int, int]], reading: ReadScratch, more: list[int], threads: int
+) -> None:
+    plain, region = _memory(sizes, reading, WriteScratch()), _region(sizes)
+    restart = tuple(unit + add for unit, add in zip(plain.read_unit, more, strict=False))
+    memory = replace(plain, restart=restart, reading=replace(reading, in_place=False))
+    most = [
+        oracles.restarted_touched(n, unit, size, chunk)[2]
+        for n, unit, size, chunk in zip(memory.shape, memory.read_unit, region, restart, strict=True)
+    ]
+    units = min(threads, math.prod(most))
+    each = math.prod(memory.read_unit) * ITEMSIZE * (reading.stored + reading.decoded)
+    held = memory.task_bytes(region, threads)
+    assert held >= math.prod(region) * ITEMSIZE + units * each + reading.kept
+    columns = [
+        [np.array([size]) for size in shape] for shape in (region, memory.read_unit, memory.write_unit, memory.chunk)
+    ]
+    rows = MemoryRows(
+        shape=memory.shape,
+        itemsize=ITEMSIZE,
+        region=columns[0],
+        read_unit=columns[1],
+        write_unit=columns[2],
+        chunk=columns[3],
+        reading=memory.reading,
+        writing=memory.writing,
+        restart=restart,
+    )
+    assert rows.task_bytes(threads).ravel().tolist() == [held]
+
+
 @given(axes)
 def test_beside_is_what_numpy_does_not_call_contiguous(sizes: list[tuple[int, int, int, int, int]]) -> None:
     memory, region = _memory(sizes, ReadScratch(), WriteScratch()), _region(sizes)

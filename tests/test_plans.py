@@ -71,6 +71,18 @@ def test_figures_equal_counts_of_elements(sizes: list[tuple[int, int, int, int]]
             stage.box(index)
 
 
+def test_units_that_restart_are_counted_from_each_chunk() -> None:
+    stage = replace(
+        STAGE, shape=(2, 14), read_unit=(1, 3), write_unit=(2, 4), chunk=(2, 4), region=(2, 4), restart=(0, 7)
+    )
+    # Units of 3, 3, 1, 3, 3 and 1 elements. Each of the boundaries at 4, 8 and 12 is taken to cut one.
+    assert (stage.read_units, stage.elements_read) == (2 * (6 + 3), 2 * (14 + 3 * 3))
+    assert replace(stage, region=(2, 14)).elements_read == 28
+    for restart in ((0,), (0, 2)):
+        with pytest.raises(PlanError, match="restart"):
+            replace(stage, restart=restart)
+
+
 def test_boxes_are_in_c_order() -> None:
     stage = replace(STAGE, write_unit=(5, 4), region=(5, 4))
     corners = [stage.box(index)[0] for index in range(stage.tasks)]

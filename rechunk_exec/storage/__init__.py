@@ -14,8 +14,9 @@ An array is read and written in one of three ways, and reports name the one take
 
 from __future__ import annotations
 
+from rechunk_exec.memory import ReadScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
-from rechunk_exec.storage.bands import BandReader, band_unit
+from rechunk_exec.storage.bands import BandReader, find_bands
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
 from rechunk_exec.storage.consolidated import conceal, reveal
 from rechunk_exec.storage.create import (
@@ -126,6 +127,7 @@ __all__ = [
     "design_target",
     "dimension_names",
     "exists",
+    "finer_read",
     "finer_read_unit",
     "fingerprint",
     "forget_intermediates",
@@ -191,9 +193,19 @@ def open_reader(ref: ArrayRef, read_unit: Index | None = None) -> UnitReader:
     return BandReader(stored, objects, read_unit)
 
 
+def finer_read(stored: StoredArray) -> tuple[Index, ReadScratch] | None:
+    """Return the smallest box that is worth decoding on its own, in elements, and what reading it holds besides.
+
+    None if that is the chunk.
+    """
+    bands = find_bands(stored, _objects(stored))
+    return None if bands is None else (bands.unit, read_scratch(stored, bands))
+
+
 def finer_read_unit(stored: StoredArray) -> Index | None:
-    """Return the smallest box that is worth decoding on its own, in elements; None if that is the chunk."""
-    return band_unit(stored, _objects(stored))
+    """Return the box of :func:`finer_read` alone."""
+    finer = finer_read(stored)
+    return None if finer is None else finer[0]
 
 
 def open_writer(ref: ArrayRef) -> UnitWriter:

@@ -28,7 +28,7 @@ class Moved(NamedTuple):
     stored: int
     """From the store; 0 for an absent chunk, and where zarr does not tell."""
     unexpected: int = 0
-    """Chunks that had to be decoded whole where the plan counted on a part."""
+    """Chunks of which more had to be decoded than the plan counted on."""
 
 
 class Written(NamedTuple):

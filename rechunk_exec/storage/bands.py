@@ -7,13 +7,15 @@ it, so that it is one run of the chunk's bytes.
 
 from __future__ import annotations
 
+import mmap
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,42 +37,74 @@ _SAMPLES = 8
 _ALIGNMENT = 64
 
 
-def band_unit(stored: StoredArray, objects: Objects) -> Index | None:
-    """Return the smallest box worth reading on its own, in elements, or None if that is the chunk.
+class Bands(NamedTuple):
+    """How an array can be read in parts of its chunks."""
+
+    unit: Index
+    """The smallest box worth reading on its own, in elements. Counted anew from each chunk, whose last one is then
+    shorter, where a chunk is no whole number of them."""
+    block_bytes: int
+    """Decoded bytes of the smallest of Blosc's blocks that were met; 0 where any run of bytes can be read."""
+
+
+def find_bands(stored: StoredArray, objects: Objects) -> Bands | None:
+    """Return how an array can be read in parts of its chunks, or None if it cannot, or is not worth while.
 
     The size of Blosc's blocks comes from the first bytes of a few chunks; the largest counts.
     """
     codec = stored.codec
     if codec is None or not codec.c_order or not stored.shape or 0 in stored.shape:
         return None
-    block_bytes = _RAW_UNIT_BYTES
+    blocks = [_RAW_UNIT_BYTES]
     if not codec.raw:
         if len(codec.codecs) != 1 or not isinstance(codec.codecs[0], BloscBytes):
             return None
-        block_bytes = max(_block_sizes(stored, objects), default=0)
+        blocks = list(_block_sizes(stored, objects))
     elif not objects.streams:  # a local file gives any range, a store says when it is asked
         next(_heads(stored, objects), None)
-    if not block_bytes or objects.ignores_ranges:
+    if not blocks or objects.ignores_ranges:
         return None
-    return _rows_of(stored, block_bytes)
+    unit = _rows_of(stored, max(blocks), raw=codec.raw)
+    return None if unit is None else Bands(unit, 0 if codec.raw else min(blocks))
 
 
-def _rows_of(stored: StoredArray, block_bytes: int) -> Index | None:
+def _rows_of(stored: StoredArray, block_bytes: int, *, raw: bool) -> Index | None:
     """Return the band that holds a block: the innermost axis of which a block does not hold all."""
     row_bytes = stored.dtype.itemsize
     for axis in reversed(range(len(stored.chunk))):
         length = stored.chunk[axis]
         rows = -(-block_bytes // row_bytes)
         if rows < length:
-            # Bands are counted from the array's start: they must not straddle chunks.
+            band = rows
             if length < stored.shape[axis]:
-                rows = next((count for count in range(rows, length // 2 + 1) if length % count == 0), length)
-            if 2 * rows > min(length, stored.shape[axis]):
+                band = _part_of(length, rows, raw=raw, alone=prod(stored.chunk[:axis]) == 1)
+            if 2 * max(band, rows) > min(length, stored.shape[axis]):
                 return None
             inner = tuple(map(min, stored.chunk[axis + 1 :], stored.shape[axis + 1 :]))
-            return (*(1,) * axis, rows, *inner)
+            return (*(1,) * axis, band, *inner)
         row_bytes *= length
     return None
+
+
+def _part_of(length: int, rows: int, *, raw: bool, alone: bool) -> int:
+    """Return how many rows of chunks of ``length`` rows are a band, of which there are several on the axis.
+
+    Best is the next divisor from ``rows`` on: bands are counted from the array's start, and none straddles chunks.
+    Where that is far off, any run of rows is read exactly if the chunk is raw. Blocks are counted from each chunk.
+    A chunk that has several indices on an axis before has several runs of rows, whose ends cut blocks too: such a chunk
+    keeps the divisor.
+
+    >>> _part_of(250, 16, raw=False, alone=True), _part_of(3449, 16, raw=False, alone=True)
+    (25, 16)
+    >>> _part_of(3466, 16, raw=True, alone=True), _part_of(3466, 16, raw=False, alone=False)
+    (2, 1733)
+    """
+    divisor = next((count for count in range(rows, length // 2 + 1) if length % count == 0), length)
+    if divisor <= 2 * rows:
+        return divisor
+    if raw:
+        return next(count for count in range(rows, 0, -1) if length % count == 0)
+    return rows if alone else divisor
 
 
 def _block_sizes(stored: StoredArray, objects: Objects) -> Iterator[int]:
@@ -92,6 +126,10 @@ def _heads(stored: StoredArray, objects: Objects) -> Iterator[memoryview]:
         head = objects.read(place.key, fresh, place.start, min(HEADER_BYTES, stored.chunk_bytes))
         if head is not None:
             yield head
+
+
+_DecodeSpan: TypeAlias = Callable[[tuple[int, int], memoryview], int]
+"""Fills memory with a span of a chunk's decoded bytes; returns how many stored bytes were fetched for it."""
 
 
 class _Chunk(Enum):
@@ -116,6 +154,8 @@ class BandReader(DirectReader):
         self.gap_bytes = FILE_GAP_BYTES if objects.streams else STORE_GAP_BYTES
         self.piece_rows = max(1, self.piece_bytes // self.row_bytes)
         self.rows_bytes = -(-self.piece_rows * self.row_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.band_bytes = read_unit[self.axis] * self.row_bytes
+        self._one_at_a_time = threading.Lock()
         self._frame: Kept[Located, BloscFrame | _Chunk] = Kept(_Frames(stored, objects), _size_of)
 
     def expect(self, unit: Any, region: Region) -> None:
@@ -148,23 +188,53 @@ class BandReader(DirectReader):
         if place is None or frame is _Chunk.ABSENT:
             target[...] = self.stored.absent
             return Moved(moved, 0)
-        if frame is _Chunk.UNEXPECTED:
-            return super().read(unit, region, scratch)._replace(decoded=moved, unexpected=1)
+        if frame is _Chunk.UNEXPECTED or (isinstance(frame, BloscFrame) and self._has_large_blocks(frame)):
+            with self._one_at_a_time:
+                return self._read_unexpected(unit, region, place, frame, moved)
         decode = self._span_decoder(place, frame, scratch)
-        within = region.overlap(low, high)[1]
-        stored_bytes = 0
+        return Moved(moved, self._read_bands(unit, region, decode, scratch))
+
+    def _has_large_blocks(self, frame: BloscFrame) -> bool:
+        """Whether a block of the frame is more than the plan counts for a band."""
+        return frame.table is not None and frame.block_bytes > self.band_bytes
+
+    def _read_unexpected(
+        self, unit: Index, region: Region, place: Located, frame: BloscFrame | _Chunk, planned: int
+    ) -> Moved:
+        """Read of a chunk of which more must be decoded than the ``planned`` bytes; count what is decoded.
+
+        The plan has no room for it. So one thread at a time does this, in memory that goes when it is done.
+        """
+        memory = _OwnScratch()
+        if not isinstance(frame, BloscFrame):
+            return super().read(unit, region, memory)._replace(unexpected=1)
+        decode, decoded = self._span_decoder(place, frame, memory), 0
+
+        def counted(span: tuple[int, int], out: memoryview) -> int:
+            nonlocal decoded
+            decoded += frame.decoded_bytes(span)
+            return decode(span, out)
+
+        fetched = self._read_bands(unit, region, counted, memory)
+        return Moved(max(planned, decoded), fetched, int(decoded > planned))
+
+    def _read_bands(self, unit: Index, region: Region, decode: _DecodeSpan, scratch: Scratch) -> int:
+        """Copy what ``region`` needs of a chunk into it; return the stored bytes that were fetched."""
+        low, high = self.unit_box(unit)
+        target, within = region.part(low, high), region.overlap(low, high)[1]
+        fetched = 0
         for lead in product(*(range(part.start, part.stop) for part in within[: self.axis])):
             rows = target[tuple(i - part.start for i, part in zip(lead, within, strict=False))]
             first = self._row(lead) + within[self.axis].start
-            stored_bytes += self._read_rows(rows, first, within[self.axis + 1 :], decode, scratch)
-        return Moved(moved, stored_bytes)
+            fetched += self._read_rows(rows, first, within[self.axis + 1 :], decode, scratch)
+        return fetched
 
     def _read_rows(
         self,
         rows: NDArray[Any],
         first: int,
         inner: tuple[slice, ...],
-        decode: Callable[[tuple[int, int], memoryview], int],
+        decode: _DecodeSpan,
         scratch: Scratch,
     ) -> int:
         """Fill ``rows`` from row ``first`` of the chunk on; return the stored bytes that were fetched."""
@@ -181,9 +251,7 @@ class BandReader(DirectReader):
             rows[begin : begin + count] = whole[:, *inner]
         return fetched
 
-    def _span_decoder(
-        self, place: Located, frame: BloscFrame | _Chunk, scratch: Scratch
-    ) -> Callable[[tuple[int, int], memoryview], int]:
+    def _span_decoder(self, place: Located, frame: BloscFrame | _Chunk, scratch: Scratch) -> _DecodeSpan:
         fetch = partial(self._fetch_range, place)
         if isinstance(frame, _Chunk):
 
@@ -193,7 +261,8 @@ class BandReader(DirectReader):
 
             return copy
         # A block that the span cuts is decoded behind the rows, which may wait there for others.
-        scratch.decoded(self.rows_bytes + frame.block_bytes)
+        if frame.table is not None:
+            scratch.decoded(self.rows_bytes + frame.block_bytes)
         reading = PartReading(
             fetch=fetch,
             decode=self.codec.codecs[0].decode,
@@ -217,11 +286,30 @@ class BandReader(DirectReader):
         return row * self.stored.chunk[self.axis]
 
     def _touched(self, region: Region, low: Index, high: Index) -> int:
-        """Return the bytes of the read units that the region touches between ``low`` and ``high``."""
-        starts, stops = map(max, region.start, low), map(min, region.stop, high)
-        axes = zip(starts, stops, self.read_unit, self.stored.shape, strict=True)
-        elements = prod(min(-(-last // size) * size, n) - first // size * size for first, last, size, n in axes)
-        return elements * self.codec.dtype.itemsize
+        """Return the bytes of the chunk's read units, counted from ``low`` up to ``high``, that the region touches."""
+        within, lengths = region.overlap(low, high)[1], map(int.__sub__, high, low)
+        axes = zip(within, self.read_unit, lengths, strict=True)
+        elements = prod(min(-(-part.stop // size) * size, n) - part.start // size * size for part, size, n in axes)
+        return int(elements) * self.codec.dtype.itemsize
+
+
+class _OwnScratch:
+    """Scratch memory of one read, gone with it."""
+
+    def __init__(self) -> None:
+        self._stored = self._decoded = fresh(0)
+
+    def stored(self, size: int) -> memoryview:
+        """Return a buffer of at least ``size`` bytes for what comes from a store."""
+        if len(self._stored) < size:
+            self._stored = memoryview(mmap.mmap(-1, size))
+        return self._stored
+
+    def decoded(self, size: int) -> memoryview:
+        """Return another buffer of at least ``size`` bytes, for elements."""
+        if len(self._decoded) < size:
+            self._decoded = memoryview(mmap.mmap(-1, size))
+        return self._decoded
 
 
 class _Frames:

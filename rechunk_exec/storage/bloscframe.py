@@ -42,18 +42,16 @@ class BloscFrame:
     """Decoded bytes of a block; the last one may be shorter."""
     stored_bytes: int
     table: bytes | None
-    """Where each block begins in the frame, in the order of the blocks, and then where each ends, as 64-bit integers;
-    None if the frame is stored raw. Bytes, since thousands of frames are kept: see :class:`~.direct.DirectReader`."""
+    """Where each block begins in the frame, in the order of the blocks, as the frame has it: 32-bit integers; None if
+    the frame is stored raw. Bytes, since thousands of frames are kept: see :class:`~.direct.DirectReader`."""
 
-    @property
-    def starts(self) -> NDArray[np.int64] | None:
-        """Where each block begins in the frame; None if the frame is stored raw."""
-        return None if self.table is None else np.frombuffer(self.table, np.int64, self.blocks)
-
-    @property
-    def ends(self) -> NDArray[np.int64] | None:
-        """Where each block ends; None if the frame is stored raw."""
-        return None if self.table is None else np.frombuffer(self.table, np.int64, self.blocks, 8 * self.blocks)
+    def places(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where blocks ``first`` up to ``last`` of a frame that is not stored raw begin in it, and end."""
+        assert self.table is not None
+        starts = np.frombuffer(self.table, "<i4").astype(np.int64)
+        edges = np.append(np.sort(starts), self.stored_bytes)
+        some = starts[first:last]
+        return some, edges[np.searchsorted(edges, some, side="right")]
 
     @property
     def blocks(self) -> int:
@@ -66,11 +64,21 @@ class BloscFrame:
 
     def stored_span(self, span: tuple[int, int]) -> tuple[int, int]:
         """Return stored bytes, from and to, among which all are that decoded bytes ``span``, at least one, need."""
-        starts, ends = self.starts, self.ends
-        if starts is None or ends is None:
+        if self.table is None:
             return span[0] + HEADER_BYTES, span[1] + HEADER_BYTES
-        blocks = slice(span[0] // self.block_bytes, -(-span[1] // self.block_bytes))
-        return int(starts[blocks].min()), int(ends[blocks].max())
+        starts, ends = self.places(*self.touched(span))
+        return int(starts.min()), int(ends.max())
+
+    def touched(self, span: tuple[int, int]) -> tuple[int, int]:
+        """Return the blocks, from and to before, that hold decoded bytes ``span``."""
+        return span[0] // self.block_bytes, -(-span[1] // self.block_bytes)
+
+    def decoded_bytes(self, span: tuple[int, int]) -> int:
+        """Return how many bytes are decoded for decoded bytes ``span``: all of the blocks that hold them."""
+        if self.table is None:
+            return span[1] - span[0]
+        low, high = self.span(*self.touched(span))
+        return high - low
 
 
 def frame_head(header: bytes, nbytes: int) -> tuple[int, int] | None:
@@ -102,13 +110,11 @@ def open_frame(head: bytes | memoryview, nbytes: int) -> BloscFrame | None:
     stored = int.from_bytes(header[12:16], "little")
     if table_end == HEADER_BYTES:
         return BloscFrame(header, nbytes, block_bytes, stored, None) if stored == HEADER_BYTES + nbytes else None
-    starts = np.frombuffer(head[HEADER_BYTES:table_end], "<i4").astype(np.int64)
-    order = np.argsort(starts)
-    ends = np.empty_like(starts)
-    ends[order] = np.append(starts[order][1:], stored)
-    if starts.min() < table_end or (ends <= starts).any():
+    table = bytes(head[HEADER_BYTES:table_end])
+    edges = np.append(np.sort(np.frombuffer(table, "<i4")).astype(np.int64), stored)
+    if edges[0] < table_end or (edges[1:] <= edges[:-1]).any():
         return None
-    return BloscFrame(header, nbytes, block_bytes, stored, starts.tobytes() + ends.tobytes())
+    return BloscFrame(header, nbytes, block_bytes, stored, table)
 
 
 def decode_span(frame: BloscFrame, span: tuple[int, int], out: memoryview, reading: PartReading) -> int:
@@ -123,7 +129,7 @@ def decode_span(frame: BloscFrame, span: tuple[int, int], out: memoryview, readi
         return _copy_span(span, out, reading)
     step = max(1, reading.piece_bytes // frame.block_bytes)
     fetched = 0
-    first, end = low // frame.block_bytes, -(-high // frame.block_bytes)
+    first, end = frame.touched(span)
     while first < end:
         last = min(first + step, end)
         some = _FetchedBlocks(frame, first, last, reading)
@@ -158,11 +164,8 @@ class _FetchedBlocks:
     """
 
     def __init__(self, frame: BloscFrame, first: int, last: int, reading: PartReading) -> None:
-        starts, ends = frame.starts, frame.ends
-        assert starts is not None
-        assert ends is not None
         self.frame, self.first, self.reading = frame, first, reading
-        starts, ends = starts[first:last], ends[first:last]
+        starts, ends = frame.places(first, last)
         order = np.argsort(starts, kind="stable")
         runs = self._runs(starts[order].tolist(), ends[order].tolist(), frame.span(first, last))
         self.fetched = sum(run.stop - run.start for run in runs)

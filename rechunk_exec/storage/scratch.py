@@ -10,19 +10,18 @@ from zarr.storage import LocalStore, MemoryStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.memory import ReadScratch, WriteScratch
-from rechunk_exec.storage.access import Index
-from rechunk_exec.storage.bands import PIECE_BYTES
+from rechunk_exec.storage.bands import PIECE_BYTES, Bands
 from rechunk_exec.storage.bodies import copies_received, copies_sent, draws
 from rechunk_exec.storage.chunkcodec import ChunkCodec
 from rechunk_exec.storage.direct import COMPARED_BYTES
-from rechunk_exec.storage.kept import KEPT_BYTES
+from rechunk_exec.storage.kept import KEPT_BYTES, kept_bytes
 from rechunk_exec.storage.shards import ShardIndex
 from rechunk_exec.storage.stored import StoredArray
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
-_BLOCK_TABLE_BYTES = 16
-"""Bytes kept for each block of a frame: where it begins and ends."""
+_BLOCK_TABLE_BYTES = 4
+"""Bytes kept for each block of a frame: where it begins."""
 _STORE_PIECES = 8
 """How much more is fetched at once from a store than from a file, in bands."""
 _CLIENT_BYTES = 2 << 20
@@ -69,13 +68,13 @@ def form_at(place: ArrayRef | None) -> StoreForm:
         return StoreForm(2, 2, _CLIENT_BYTES)
 
 
-def read_scratch(stored: StoredArray, read_unit: Index | None = None) -> ReadScratch:
-    """Return what reading a unit of the array, or a finer one, holds besides the region."""
+def read_scratch(stored: StoredArray, bands: Bands | None = None) -> ReadScratch:
+    """Return what reading chunks of the array, or bands of them, holds besides the region."""
     if stored.codec is None:
         return ReadScratch(stored=2, decoded=2, in_place=False)
     form = form_of(stored.array.store)
-    if read_unit is not None:
-        return _finer_scratch(stored, stored.codec, read_unit, form)
+    if bands is not None:
+        return _band_scratch(stored, stored.codec, bands, form)
     return replace(chunk_read(stored.codec, stored.chunk_bytes, form), kept=_indices_bytes(stored))
 
 
@@ -90,22 +89,22 @@ def chunk_read(codec: ChunkCodec, chunk_bytes: int, form: StoreForm) -> ReadScra
     )
 
 
-def _finer_scratch(stored: StoredArray, codec: ChunkCodec, read_unit: Index, form: StoreForm) -> ReadScratch:
+def _band_scratch(stored: StoredArray, codec: ChunkCodec, bands: Bands, form: StoreForm) -> ReadScratch:
     """Return what reading a band holds: some of them are fetched and decoded at once.
 
     They are decoded straight, or through scratch where a region cuts them; and so is a block that a band cuts.
     """
-    unit_bytes = prod(read_unit) * stored.dtype.itemsize
+    unit_bytes = prod(bands.unit) * stored.dtype.itemsize
     piece_bytes = min(PIECE_BYTES * (1 if form.streams else _STORE_PIECES), stored.chunk_bytes)
     units = max(1.0, piece_bytes / unit_bytes) if unit_bytes else 1.0
     chunks = prod(-(-n // size) for n, size in zip(stored.shape, stored.chunk, strict=True))
-    blocks = 0 if codec.raw or not unit_bytes else -(-stored.chunk_bytes // unit_bytes)
+    blocks = -(-stored.chunk_bytes // bands.block_bytes) if bands.block_bytes else 0
     return ReadScratch(
         stored=(0 if codec.raw and form.streams else form.received) * units,
         decoded=units + (not codec.raw),
         in_place=False,
         work=codec.decode_work(unit_bytes) + form.client_bytes,
-        kept=_indices_bytes(stored) + min(KEPT_BYTES, chunks * blocks * _BLOCK_TABLE_BYTES),
+        kept=_indices_bytes(stored) + kept_bytes(chunks, blocks * _BLOCK_TABLE_BYTES),
     )
 
 

@@ -144,12 +144,14 @@ def _choices(ref: ArrayRef, stored: StoredArray) -> Iterator[Pieces]:
 
 
 def _bands(ref: ArrayRef, stored: StoredArray) -> Iterator[Pieces]:
-    """Yield ways to read an array in bands of its chunks, if it has some."""
-    unit = storage.finer_read_unit(stored)
-    if unit is None:
+    """Yield ways to read an array in bands of its chunks, if it has some that can be counted from the array's start."""
+    finer = storage.finer_read(stored)
+    if finer is None:
+        return
+    unit, scratch = finer
+    if any(chunk < n and chunk % size for n, chunk, size in zip(stored.shape, stored.chunk, unit, strict=True)):
         return
     unit_bytes = prod(unit) * stored.dtype.itemsize
-    scratch = storage.read_scratch(stored, unit)
     for size in (_BAND_BYTES, _BAND_BYTES // 16, unit_bytes):
         piece = _part_of(stored, unit, size // max(1, stored.dtype.itemsize))
         yield Pieces(

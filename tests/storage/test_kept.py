@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 
@@ -20,17 +21,31 @@ def test_what_was_fetched_is_kept() -> None:
     assert asked == [1, 2]
 
 
-def test_what_was_not_asked_for_the_longest_time_goes_first() -> None:
+def asked_for(kept_count: int, keys: Iterable[int]) -> list[int]:
+    """The keys that are fetched where there is room for so many values."""
     asked: list[int] = []
 
     def fetch(key: int) -> bytes:
         asked.append(key)
         return bytes(1000)
 
-    kept = Kept(fetch, len, most_bytes=4000)
-    for key in (1, 2, 3, 1, 4, 1, 2):  # there is room for three
+    kept = Kept(fetch, len, most_bytes=kept_count * 1512)
+    for key in keys:
         kept(key)
-    assert asked == [1, 2, 3, 4, 2]
+        assert kept.held_bytes <= kept_count * 1512
+    return asked
+
+
+def test_many_are_found_of_values_that_are_asked_for_in_a_cycle_longer_than_there_is_room_for() -> None:
+    assert len(asked_for(100, [*range(100)] * 10)) == 100
+    assert len(asked_for(100, [*range(120)] * 10)) < 120 * 5, "not one was found while the oldest one went"
+
+
+def test_values_that_are_no_longer_asked_for_give_way() -> None:
+    first, then = [*range(100)] * 3, [*range(1000, 1080)] * 20
+    asked = asked_for(100, [*first, *then])
+    assert len(asked) < 100 + 80 * 6
+    assert asked_for(100, [*first, *then]) == asked, "the same in every run"
 
 
 def test_a_value_larger_than_all_the_room_is_kept_alone() -> None:

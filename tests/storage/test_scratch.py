@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numcodecs
+import numpy as np
 import pytest
 import zarr
 from zarr.codecs import BloscCodec
 from zarr.storage import MemoryStore, WrapperStore
 
+from rechunk_exec.copy.buffers import ScratchBuffers
+from rechunk_exec.storage import Region, finer_read, open_reader
+from rechunk_exec.storage.bands import BandReader
 from rechunk_exec.storage.scratch import FILES, form_at, form_of, read_scratch, write_scratch
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import array_ref, open_store
@@ -63,3 +67,21 @@ def test_tables_of_shards_count(tmp_path: Path) -> None:
     index = 8 * 16 + 4
     assert (read.kept, write.table) == (3 * index, 3 * index)
     assert scratches(tmp_path / "chunks")[0].kept == 0
+
+
+@pytest.mark.parametrize("compressors", [None, BloscCodec(cname="zstd", blocksize=4096)], ids=["raw", "blosc"])
+def test_tables_of_blocks_count_as_they_are_kept(tmp_path: Path, compressors: Any) -> None:
+    array = zarr.create_array(tmp_path, shape=(6, 700, 250), dtype="f4", chunks=(1, 700, 250), compressors=compressors)
+    array[:] = np.arange(6 * 700 * 250, dtype="f4").reshape(array.shape)
+    ref = array_ref(tmp_path)
+    found = finer_read(open_array(ref, read_only=True))
+    assert found is not None
+    unit, scratch = found
+    reader = open_reader(ref, unit)
+    assert isinstance(reader, BandReader)
+    region = Region((0, 0, 0), (6, 8, 250), np.empty((6, 8, 250), "f4"))
+    for chunk in reader.units(region):
+        reader.read(chunk, region, ScratchBuffers())
+    assert reader._frame.held_bytes == scratch.kept
+    table = 0 if compressors is None else 4 * -(-700 * 250 * 4 // 4096)
+    assert scratch.kept == 6 * (table + 512)
