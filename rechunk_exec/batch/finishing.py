@@ -16,7 +16,7 @@ from rechunk_exec.preparation import utc_now
 from rechunk_exec.results import TaskFailure
 from rechunk_exec.resuming import take_back
 from rechunk_exec.staging import intermediates
-from rechunk_exec.storage import FinishedRecord, JobRecord
+from rechunk_exec.storage import FinishedRecord, JobRecord, Lease
 from rechunk_exec.verification import verify_copied
 
 
@@ -139,20 +139,25 @@ def finalize_jobs(
             if not job.finished:
                 _refuse_missing(file, job)
                 if job.batch.verify if verify is None else verify:
-                    _verify(job, executor)
+                    _verify(job, executor, lease)
                 lease.await_workers()
-                end_job(job)
+                end_job(job, lease)
     return read_status(job.target)
 
 
-def end_job(job: Prepared) -> None:
+def end_job(job: Prepared, lease: Lease) -> None:
     """Remove what was only needed on the way, then say that the job has ended."""
     record = _recorded(job)
+    lease.check()
     storage.remove_partials(job.target)  # of lines that were killed
+    lease.check()
     if job.batch.temp is not None:
         storage.remove_temp(job.batch.temp, intermediates(record.plan))
+    lease.check()
     storage.reveal(job.target)
+    lease.check()
     job.journal.forget(others=True)
+    lease.check()
     job.journal.finish(
         FinishedRecord(
             job=record.job,
@@ -199,9 +204,10 @@ def _refuse_missing(file: JobsFile, job: Prepared) -> None:
     )
 
 
-def _verify(job: Prepared, executor: object) -> None:
+def _verify(job: Prepared, executor: object, lease: Lease) -> None:
     results = tuple(job.journal.results().values())
     found = verify_copied(job.stages, results, executor, _recorded(job).plan.max_mem)
+    lease.check()  # else it may be another job's target that was looked at
     if not found.ok:
         take_back(job.journal, job.stages[-1], results, found)
         job.notes.forget_complete()

@@ -15,7 +15,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec import wire
 from rechunk_exec.errors import StorageError, TargetExistsError
-from rechunk_exec.storage import Claim, Lease, lease, running_driver, sole_writer
+from rechunk_exec.storage import Claim, Lease, claims, running_driver, sole_writer
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.tasks import ArrayRef
 from tests.jobs import snapshot
@@ -30,9 +30,9 @@ def own_claim(**fields: object) -> Claim:
     claim = Claim(
         driver="rival",
         host="elsewhere",
-        system=lease._system(),
+        system=claims.this_system(),
         pid=os.getpid(),
-        pid_began=lease.process_began(psutil.Process()),
+        pid_began=claims.process_began(psutil.Process()),
         began=now,
         beat=now,
     )
@@ -74,7 +74,7 @@ def test_a_clock_that_is_set_does_not_make_a_process_dead(monkeypatch: pytest.Mo
     "fields",
     [
         lambda: {"pid": ended_process()},
-        lambda: {"pid_began": lease.process_began(psutil.Process()) - 60},
+        lambda: {"pid_began": claims.process_began(psutil.Process()) - 60},
         lambda: {"pid": -1},
         lambda: {"pid": 2**62},
     ],
@@ -87,7 +87,7 @@ def test_a_process_that_is_gone_is_dead(fields: Callable[[], dict[str, object]])
 def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
     # A driver killed in a container whose first process waits for nobody kept its claim for ever.
     process = subprocess.Popen([sys.executable, "-c", ""])
-    began = lease.process_began(psutil.Process(process.pid))
+    began = claims.process_began(psutil.Process(process.pid))
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert own_claim(pid=process.pid, pid_began=began).is_dead()
@@ -100,8 +100,8 @@ def test_nothing_can_be_said_of_another_machines_processes() -> None:
 
 def test_a_claim_is_fresh_for_a_while() -> None:
     assert own_claim().is_fresh
-    assert own_claim(beat=time.time() - lease.STALE_S + 5).is_fresh
-    assert not own_claim(beat=time.time() - lease.STALE_S - 5).is_fresh
+    assert own_claim(beat=time.time() - claims.STALE_S + 5).is_fresh
+    assert not own_claim(beat=time.time() - claims.STALE_S - 5).is_fresh
 
 
 # Being the only one.
@@ -114,7 +114,8 @@ def test_a_lease_is_held_and_leaves_nothing(target: ArrayRef, tmp_path: Path) ->
         driver = running_driver(target)
         assert driver is not None
         assert (driver.pid, driver.done, driver.left) == (os.getpid(), 0, 0)
-        held.beat(done=3, left=7, bytes_written=11)
+        held.note(done=3, left=7, bytes_written=11)
+        held.beat()
         driver = running_driver(target)
         assert driver is not None
         assert (driver.done, driver.left, driver.bytes_written) == (3, 7, 11)
@@ -193,7 +194,7 @@ def test_a_failure_on_the_way_in_leaves_no_claim(target: ArrayRef, monkeypatch: 
 def test_a_store_without_documents_has_no_lease() -> None:
     ref = ArrayRef(store=MemoryStore())
     with sole_writer(ref, documents=False) as held, sole_writer(ref, documents=False):
-        held.beat(done=1)
+        held.beat()
         assert drivers_of(ref) == []
 
 
@@ -239,18 +240,18 @@ def test_a_silent_driver_of_another_machine_is_waited_for_and_then_taken_for_dea
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    write_claim(target, own_claim(system="another:machine:1", beat=time.time() - 2 * lease.STALE_S))
+    write_claim(target, own_claim(system="another:machine:1", beat=time.time() - 2 * claims.STALE_S))
     assert running_driver(target) is None
     with sole_writer(target) as held:
         assert held.took_over
-    assert slept == [1.5 * lease.BEAT_S]
+    assert slept == [1.5 * claims.BEAT_S]
 
 
 def test_a_driver_whose_clock_is_behind_is_not_taken_for_dead(
     target: ArrayRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats = iter(range(1, 100))
-    silent = own_claim(system="another:machine:1", beat=time.time() - 2 * lease.STALE_S)
+    silent = own_claim(system="another:machine:1", beat=time.time() - 2 * claims.STALE_S)
 
     def beat_meanwhile(seconds: float) -> None:
         write_claim(target, replace(silent, beat=silent.beat + next(beats)))
@@ -267,7 +268,7 @@ def test_a_driver_that_was_taken_for_dead_stops(target: ArrayRef) -> None:
         (name,) = drivers_of(target)
         Documents(target, read_only=False).delete(f"drivers/{name}")
         with pytest.raises(TargetExistsError, match="another has taken over; it stops here"):
-            held.beat(done=1)
+            held.beat()
         assert drivers_of(target) == []
 
 
