@@ -143,6 +143,7 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
         if journal is not None:
             journal.begin(_record(work))
         if work.intermediates:  # after the record, which tells who comes later of the folder
+            lease.check()
             storage.mark_temp(work.temp, target, work.stages[0].job)
         _create_intermediates(work, work.stages, lease)
         lease.check()

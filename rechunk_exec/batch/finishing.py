@@ -137,6 +137,8 @@ def finalize_jobs(
     if not job.finished:
         with storage.sole_writer(job.target) as lease:
             if not job.finished:
+                job.journal.merge()
+                lease.check()
                 _refuse_missing(file, job)
                 if job.batch.verify if verify is None else verify:
                     _verify(job, executor, lease)
