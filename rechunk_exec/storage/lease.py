@@ -59,7 +59,7 @@ _SOONER = 5
 class Lease:
     """Being the one driver of a target's job, until the context of :func:`sole_writer` ends.
 
-    Its methods may be called from any thread. In a fork of the driver's process they do nothing: the claim is not its.
+    Its methods may be called from any thread. A fork of the driver's process neither beats nor removes the claim.
     """
 
     def __init__(self, documents: Documents | None, claim: Claim) -> None:
@@ -124,6 +124,8 @@ class Lease:
         TargetExistsError
             If the claim is gone: another driver has taken it for dead.
         """
+        if not self._is_own:
+            return
         with self._turn:
             if self._stands and self._lost is None:
                 self._write_beat()

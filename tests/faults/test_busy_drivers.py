@@ -23,10 +23,11 @@ from tests.jobs import ZarrArray, elements, make_array
 from tests.s3 import Bucket
 from tests.values import same_bits
 
-SHAPE = (8, 8, 6)
-LAYOUTS = ((8, 2, 2), (4, 4, 2))
+SHAPE = (12, 8)
+LAYOUTS = ((12, 1), (6, 2))
 """Chunks that the two drivers are to make."""
-MAX_MEM = 1_200
+MAX_MEM = 1_100
+"""Jobs have two stages."""
 LONG_S = 0.7
 """Longer than a claim stays fresh here."""
 
@@ -39,21 +40,34 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> ZarrArray:
-    return make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
+    return make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]), "f8")
 
 
-@pytest.fixture(params=["memory", "lockless", "s3"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    if request.param == "memory":
+@pytest.fixture
+def target(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if kind == "memory":
         return MemoryStore()
-    if request.param == "lockless":
+    if kind == "lockless":
         return lockless(tmp_path / "target")
     bucket: Bucket = request.getfixturevalue("s3")
     return bucket.url("target")
 
 
 def planned(source: Any, target: Any, chunks: tuple[int, ...]) -> rx.Rechunked:
-    return rx.rechunk(source, chunks, MAX_MEM, target, executor="serial", mode="overwrite", verify=True, progress=False)
+    temp = None if isinstance(target, str) else Path(str(source.store.root)).with_name("temp")
+    job = rx.rechunk(
+        source,
+        chunks,
+        MAX_MEM,
+        target,
+        temp_store=temp,
+        executor="serial",
+        mode="overwrite",
+        verify=True,
+        progress=False,
+    )
+    assert len(job.stages) == 2
+    return job
 
 
 class SecondDriver:
@@ -110,9 +124,13 @@ PHASES: dict[str, Callable[[pytest.MonkeyPatch, Callable[[], None]], None]] = {
     "revealing": lambda patches, then: after(patches, storage, "reveal", then),
     "about to finish": lambda patches, then: after(patches, Journal, "forget", then),
 }
+CASES = [
+    *((kind, phase) for kind in ("memory", "lockless") for phase in PHASES),
+    *(("s3", phase) for phase in ("removing", "beginning", "verifying", "about to finish")),
+]
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind, phase", CASES)
 def test_a_driver_that_is_busy_is_not_taken_for_dead(
     phase: str, source: ZarrArray, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +160,7 @@ def held(request: pytest.FixtureRequest, target: Any, tmp_path: Path) -> Callabl
     return lambda: contents(target, tmp_path, s3)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind, phase", CASES)
 def test_a_driver_that_was_stopped_at_anything_touches_nothing_when_it_wakes(
     phase: str,
     source: ZarrArray,
@@ -177,7 +195,7 @@ def test_a_driver_that_was_stopped_at_anything_touches_nothing_when_it_wakes(
 
 @pytest.fixture
 def url(s3: Bucket, source: ZarrArray) -> str:
-    make_array(s3.store("source"), source.shape, source.chunks)
+    make_array(s3.store("source"), source.shape, source.chunks, "f8")
     return s3.url("target")
 
 
