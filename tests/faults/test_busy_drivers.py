@@ -126,7 +126,7 @@ PHASES: dict[str, Callable[[pytest.MonkeyPatch, Callable[[], None]], None]] = {
 }
 CASES = [
     *((kind, phase) for kind in ("memory", "lockless") for phase in PHASES),
-    *(("s3", phase) for phase in ("removing", "beginning", "verifying", "about to finish")),
+    *(("s3", phase) for phase in ("removing", "verifying")),
 ]
 
 
@@ -200,7 +200,6 @@ def url(s3: Bucket, source: ZarrArray) -> str:
 
 
 END_PHASES: dict[str, tuple[Any, str]] = {
-    "looking": (finishing, "_refuse_missing"),
     "verifying": (finishing, "verify_copied"),
     "revealing": (storage, "reveal"),
 }
