@@ -153,13 +153,14 @@ class Rechunked:
             self.stages = begun.stages
             try:
                 report = self._run(begun, lease, requests, on_event)
-                self._verify(begun, report)
+                self._verify(begun, report, lease)
                 requests.heed()
                 self._finish(begun, report, lease)
                 if self._session is not None:
                     self._session.commit(self._work.design.like)
             except BaseException as error:
-                self._tell_what_is_left(error, begun)
+                if lease.is_ours():
+                    self._tell_what_is_left(error, begun)
                 raise
         self.report = replace(report, notes=(*self._work.design.notes, *report.notes))
         return self._open_target()
@@ -217,19 +218,22 @@ class Rechunked:
             begun = begin(work, lease)
             self.stages = begun.stages
             try:
+                lease.check()
                 done = [sum(result.stage == stage.number for result in begun.done) for stage in begun.stages]
                 batch.note_lines(target, begun.stages, temp=temp, done=done)
                 count = batch.write_lines(lines, begun.stages)
+                lease.check()  # lines of another driver's job may be in the file by now
                 if not count:
                     self._finish_without_lines(begun, lease)
             except BaseException as error:
-                self._tell_what_is_left(error, begun)
+                if lease.is_ours():
+                    self._tell_what_is_left(error, begun)
                 raise
         return count
 
     def _finish_without_lines(self, begun: Begun, lease: storage.Lease) -> None:
         report = CopyReport(executor="batch", results=(), seconds=0.0)
-        self._verify(begun, report)
+        self._verify(begun, report, lease)
         self._finish(begun, report, lease)
 
     def _refuse_twice(self) -> None:
@@ -296,12 +300,13 @@ class Rechunked:
             report = replace(report, results=self._session.collect(begun.stages[-1], report.results))
         return replace(report, results=tuple(map(storage.without_changes, report.results)))
 
-    def _verify(self, begun: Begun, report: CopyReport) -> None:
+    def _verify(self, begun: Begun, report: CopyReport, lease: storage.Lease) -> None:
         parts = self._parts
         if not parts.verify:
             return
         results = (*begun.done, *report.results)
         found = verify_copied(self._work.stages, results, parts.executor, self.plan.max_mem, earlier=begun.done)
+        lease.check()  # else it may be another job's target that was looked at
         if not found.ok:
             if begun.journal is not None:
                 take_back(begun.journal, self._work.stages[-1], results, found)
@@ -314,11 +319,16 @@ class Rechunked:
         target = self._work.places.target
         if report.retries or self._work.resumed is not None:  # a worker that died while it wrote has left its file
             lease.await_workers()
+            lease.check()
             storage.remove_partials(target)
+        lease.check()
         remove_intermediates(self._work)
+        lease.check()
         storage.reveal(target)
         if begun.journal is not None:
+            lease.check()
             begun.journal.forget(others=True)
+            lease.check()
             results: Sequence[TaskResult] = (*begun.done, *report.results)
             begun.journal.finish(
                 FinishedRecord(

@@ -1,4 +1,4 @@
-"""What a driver does beside the copy: keep the journal, and its claim on the target. Layer: with the job.
+"""What a driver does beside the copy: keep the journal. Layer: with the job.
 
 A keeper listens to the events of the run, as a progress bar does. Its thread writes the results that came since it last
 looked, so that a driver that is killed has lost the record of a few seconds' tasks at most, and no task waits for a
@@ -15,12 +15,14 @@ from types import TracebackType
 from typing import Self
 
 from rechunk_exec.copy import noted_by
-from rechunk_exec.errors import RechunkError, TargetExistsError, TaskError
+from rechunk_exec.errors import RechunkError, TaskError
 from rechunk_exec.results import Event, TaskFailure, TaskResult
-from rechunk_exec.storage import BEAT_S, MERGED_AT_ONCE, STALE_S, Journal, Lease
+from rechunk_exec.storage import MERGED_AT_ONCE, Journal, Lease
 
 WRITE_S = 1.0
 """How often results are written."""
+MERGE_S = 10.0
+"""How often those that tasks have written by themselves are merged."""
 _WORTH_A_WAIT_S = 5.0
 """Results of a job that runs longer are waited for until they are on the disk."""
 
@@ -33,6 +35,7 @@ class Keeper:
     journal : Journal or None
         None where the store holds no documents.
     lease : Lease
+        Is told what was done, and asked for before another task is begun.
     told : bool
         Whether events tell of the tasks as they are done, or tasks hand over or write their results by themselves.
     left : int
@@ -44,7 +47,7 @@ class Keeper:
         self._lease = lease
         self._told = told
         self._left = left
-        self._began = self._beaten = time.monotonic()
+        self._began = self._merged = time.monotonic()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._waiting: list[TaskResult] = []
@@ -70,11 +73,14 @@ class Keeper:
         self._end.set()
         self._thread.join()
         if error is None:
+            self._lease.check()
             self._write()
             self._refuse_failure()
             return
-        if isinstance(error, Exception):
-            self._refuse_lost_claim(error)
+        if isinstance(error, Exception):  # a task may have failed since another driver has removed arrays
+            self._lease.explain(error)
+        if not self._lease.is_ours():
+            return
         with suppress(RechunkError):  # such as a full disk, which is what the error may be about
             self._write()
         if isinstance(error, TaskError) and self._journal is not None:
@@ -85,9 +91,8 @@ class Keeper:
 
     def __call__(self, event: Event) -> None:
         """Take note of an event. Raises what went wrong with the journal, or with the claim, since the last one."""
+        self._lease.check()
         self._refuse_failure()
-        if self._was_asleep:
-            self._beat()  # see that it still has its claim before the next task is begun
         if event.result is not None:
             with self._lock:
                 if (event.result.stage, event.result.index) not in self._taken:
@@ -96,7 +101,8 @@ class Keeper:
                     self._waiting.append(event.result)
 
     def take(self, result: TaskResult) -> None:
-        """Take the result of a task of this process, to be written soon. Raises what went wrong with the journal."""
+        """Take the result of a task of this process, to be written soon. Raises as for an event."""
+        self._lease.check()
         self._refuse_failure()
         key = result.stage, result.index
         with self._lock:
@@ -113,43 +119,23 @@ class Keeper:
     def _count(self, result: TaskResult) -> None:
         self._done += 1
         self._bytes_written += result.bytes_written
-
-    @property
-    def _was_asleep(self) -> bool:
-        """Whether the claim was not written for so long that another driver may have taken it for dead."""
-        return time.monotonic() - self._beaten > STALE_S / 2
-
-    def _refuse_lost_claim(self, error: Exception) -> None:
-        """Raise that another driver has taken over, if so: a task may have failed since that one has removed arrays."""
-        failure: Exception | None = self._failure
-        if failure is None and self._was_asleep:
-            try:
-                self._beat()
-            except RechunkError as found:
-                failure = found
-        if isinstance(failure, TargetExistsError):
-            raise failure from error
+        self._lease.note(done=self._done, left=self._left, bytes_written=self._bytes_written)
 
     def _refuse_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _keep(self) -> None:
-        while not self._end.wait(WRITE_S):
+        while not self._end.wait(WRITE_S) and self._lease.is_ours():
             try:
                 self._write()
-                if time.monotonic() - self._beaten >= BEAT_S:
-                    self._beat()
-                    if self._journal is not None and not self._told:
-                        with self._writing:
-                            self._journal.merge()
+                if self._journal is not None and not self._told and time.monotonic() - self._merged >= MERGE_S:
+                    self._merged = time.monotonic()
+                    with self._writing:
+                        self._journal.merge()
             except Exception as error:  # noqa: BLE001 - a thread has nobody to raise it to; the next event does
                 self._failure = error
                 return
-
-    def _beat(self) -> None:
-        self._beaten = time.monotonic()
-        self._lease.beat(done=self._done, left=self._left, bytes_written=self._bytes_written)
 
     def _write(self) -> None:
         with self._writing:  # who flushes waits for what the thread is at

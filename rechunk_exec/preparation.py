@@ -88,7 +88,7 @@ def begin(work: Undertaking, lease: Lease) -> Begun:
         If arrays cannot be created.
     """
     lease.refuse_beside(work.places.source, work.places.target)
-    return _begin_anew(work, lease) if work.resumed is None else _go_on(work, work.resumed)
+    return _begin_anew(work, lease) if work.resumed is None else _go_on(work, work.resumed, lease)
 
 
 def refuse_places(work: Undertaking) -> None:
@@ -133,21 +133,27 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
     replaces = work.mode != "fail" and work.session is None
     if replaces:
         lease.await_workers()  # of a job before: they would write to the new arrays
+        lease.check()
         _remove_intermediates_before(work)
+    lease.check()
     storage.conceal(target)  # before anything of it goes: nobody finds the new chunks by a copy of the old metadata
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
         storage.remove_moved_aside(target)
         if replaces:
-            storage.remove_array(target)
-            lease.claim()
+            storage.remove_array(target, lease)
+        lease.check()
         if journal is not None:
             journal.begin(_record(work))
         if work.intermediates:  # after the record, which tells who comes later of the folder
+            lease.check()
             storage.mark_temp(work.temp, target, work.stages[0].job)
-        _create_intermediates(work, work.stages)
+        _create_intermediates(work, work.stages, lease)
+        lease.check()
         _create_anew(work)
     except (StorageError, TargetExistsError):
+        if not lease.is_ours():  # what is there by now is another driver's
+            raise
         if work.intermediates and storage.is_temp_of(work.temp, work.stages[0].job):
             remove_intermediates(work)  # nothing is in them
         if journal is not None:
@@ -156,7 +162,7 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
     return Begun(stages=work.stages, done=(), journal=journal)
 
 
-def _go_on(work: Undertaking, resumed: JobRecord) -> Begun:
+def _go_on(work: Undertaking, resumed: JobRecord, lease: Lease) -> Begun:
     target = work.places.target
     record = storage.read_job(target)
     if record is None or record.job != resumed.job:
@@ -166,18 +172,23 @@ def _go_on(work: Undertaking, resumed: JobRecord) -> Begun:
     results = Journal(target, record.job).results()
     # A name of its own: what is still running for the job before it does not reach this one.
     journal = Journal(target, work.stages[0].job)
+    lease.check()
     if work.intermediates:
         if not storage.is_temp_of(work.temp, record.job):
             remove_intermediates(work)
         storage.mark_temp(work.temp, target, record.job, journal.job)
     remainder = what_is_left(work.stages, results)
+    lease.check()
     _remove_partials(work)
     if remainder.done:
         journal.add(remainder.done, level=1)
+    lease.check()
     journal.begin(_record(work))
     journal.forget(others=True)
+    lease.check()
     storage.conceal(target)
-    _create_intermediates(work, [stage for stage in remainder.stages if len(stage)])
+    _create_intermediates(work, [stage for stage in remainder.stages if len(stage)], lease)
+    lease.check()
     _create_target(work)
     return Begun(stages=remainder.stages, done=remainder.done, journal=journal)
 
@@ -232,9 +243,10 @@ def _package_version() -> str:
         return "unknown"
 
 
-def _create_intermediates(work: Undertaking, stages: Sequence[Stage]) -> None:
+def _create_intermediates(work: Undertaking, stages: Sequence[Stage], lease: Lease) -> None:
     """Create the intermediates that stages write; one of another job is removed before."""
     for stage in stages:
+        lease.check()
         if stage.plan.target != "target" and not (work.resumed is not None and storage.exists(stage.target)):
             if storage.holds_documents(stage.target):  # else it is in a fork of its own, with nothing there
                 storage.remove_array(stage.target)

@@ -186,12 +186,129 @@ def test_a_later_stage_is_refused_and_nothing_is_written_until_the_one_before_is
 
 def test_an_empty_result_of_a_power_cut_counts_for_nothing(tmp_path: Path) -> None:
     batch = begin_two_stages(tmp_path)
-    rx.run_job(batch.jobs, range(batch.tasks[0]))
+    for number in range(batch.tasks[0]):
+        rx.run_job(batch.jobs, number)
     (path,) = (batch.target / ".rechunk_exec").glob("*/done/0-0-1.json")
     path.write_bytes(b"")
     with pytest.raises(NotReadyError):
         rx.run_job(batch.jobs, 0, stage=1)
     assert rx.failed_jobs(batch.jobs) == (1,)
+
+
+def results_of(batch: Batch) -> list[str]:
+    """The names of the documents of results."""
+    return sorted(path.stem for path in (batch.target / ".rechunk_exec").glob("*/done/*"))
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have results held so long: for ever, or, below 0, not at all, as versions before wrote one document a line."""
+    monkeypatch.setattr(running, "HOLD_S", seconds)
+
+
+def test_results_of_quick_lines_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A million lines left a million documents.
+    hold(monkeypatch, 1000)
+    batch = begin_two_stages(tmp_path)
+    first, second = batch.tasks
+    rx.run_job(batch.jobs, range(10_000))
+    assert results_of(batch) == [f"0-0-0-{first}", f"0-1-0-{second}"]
+    assert rx.failed_jobs(batch.jobs) == ()
+    assert rx.status(batch.target).done == first + second
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_results_of_slow_lines_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, -1)
+    batch = begin_one_stage(tmp_path)
+    seen = []
+    run = rx.run_task
+
+    def looking(task: CopyTask) -> TaskResult:
+        seen.append(len(results_of(batch)))
+        return run(task)
+
+    monkeypatch.setattr(running, "run_task", looking)
+    rx.run_job(batch.jobs, range(4))
+    assert seen == [0, 1, 2, 3]
+    assert results_of(batch) == [f"0-0-{index}" for index in range(4)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), InjectedError("no")])
+def test_what_is_held_is_written_when_a_run_ends_early(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(monkeypatch, 1000)
+    batch = begin_one_stage(tmp_path)
+    run = rx.run_task
+
+    def failing(task: CopyTask) -> TaskResult:
+        if task.index == 2:
+            raise error
+        return run(task)
+
+    monkeypatch.setattr(running, "run_task", failing)
+    with pytest.raises((type(error), TaskError)):
+        rx.run_job(batch.jobs, range(4))
+    ran_on = isinstance(error, Exception)
+    assert results_of(batch) == (["0-0-0-2", "0-0-3"] if ran_on else ["0-0-0-2"])
+    assert rx.failed_jobs(batch.jobs)[:1] == (2,)
+
+
+def test_lines_whose_results_cannot_be_written_have_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, 1000)
+    batch = begin_one_stage(tmp_path)
+
+    def full(*words: Any, **options: Any) -> None:
+        raise StorageError("No space left")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Journal, "add", full)
+        with pytest.raises(TaskError, match=r"No space left.*2 of 2 lines failed"):
+            rx.run_job(batch.jobs, range(2))
+    assert [(one.index, one.message) for one in rx.status(batch.target).failed] == [
+        (0, "StorageError: No space left"),
+        (1, "StorageError: No space left"),
+    ]
+    rx.run_job(batch.jobs, range(2))
+    assert rx.status(batch.target).failed == ()
+
+
+@pytest.mark.parametrize("way", ["alone", "together", "overlapping", "merged", "resumed"])
+def test_a_stage_is_done_when_all_its_lines_are_however_their_results_are_stored(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(monkeypatch, -1 if way in ("alone", "merged") else 1000)
+    batch = begin_two_stages(tmp_path)
+    first, _ = batch.tasks
+    rx.run_job(batch.jobs, range(first - 1))
+    if way == "overlapping":
+        rx.run_job(batch.jobs, range(1, first - 1))
+        rx.run_job(batch.jobs, range(first - 2))
+    if way == "merged":  # by an end that came too early
+        monkeypatch.setattr("rechunk_exec.storage.journal.MERGED_AT_ONCE", 2)
+        with pytest.raises(NotReadyError):
+            rx.finalize_jobs(batch.jobs)
+        assert results_of(batch) == [f"1-0-0-{first - 1}"]
+    if way == "resumed":
+        assert resumed(batch).write_jobs(batch.jobs) == sum(batch.tasks) - (first - 1)
+    with pytest.raises(NotReadyError):
+        rx.run_job(batch.jobs, 0, stage=1)
+    rx.run_job(batch.jobs, 0 if way == "resumed" else first - 1)
+    rx.run_job(batch.jobs, range(10_000), stage=1)
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_the_end_merges_what_lines_have_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, -1)
+    monkeypatch.setattr("rechunk_exec.storage.journal.MERGED_AT_ONCE", 4)
+    batch = begin_two_stages(tmp_path, verify=True)
+    batch.run_all()
+    assert len(results_of(batch)) == sum(batch.tasks)
+    rx.finalize_jobs(batch.jobs)
+    assert len(results_of(batch)) == 1
+    batch.assert_ended()
 
 
 def test_that_a_stage_is_done_is_found_once_and_then_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

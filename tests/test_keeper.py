@@ -12,7 +12,7 @@ from rechunk_exec import keeper as keeping
 from rechunk_exec.errors import RechunkError, StorageError, TargetExistsError, TaskError
 from rechunk_exec.keeper import Keeper
 from rechunk_exec.results import Event, TaskResult
-from rechunk_exec.storage import MERGED_AT_ONCE, Journal, Lease, running_driver, sole_writer
+from rechunk_exec.storage import MERGED_AT_ONCE, Journal, Lease, claims, running_driver, sole_writer
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.journalled import result_of
@@ -48,9 +48,15 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
-def quick(monkeypatch: pytest.MonkeyPatch, *, beat_s: float = 1000.0) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, *, merge_s: float = 1000.0) -> None:
     monkeypatch.setattr(keeping, "WRITE_S", 0.01)
-    monkeypatch.setattr(keeping, "BEAT_S", beat_s)
+    monkeypatch.setattr(keeping, "MERGE_S", merge_s)
+
+
+def take_over(target: ArrayRef) -> None:
+    """Take the claim of the driver away, as another one does."""
+    (driver,) = Documents(target, read_only=True).names("drivers")
+    Documents(target, read_only=False).delete(f"drivers/{driver}")
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Iterable[Exception]) -> None:
@@ -106,7 +112,7 @@ def test_results_are_written_when_the_job_is_interrupted(
 def test_tasks_that_write_their_own_results_are_only_counted(
     target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick(monkeypatch, beat_s=0.0)
+    quick(monkeypatch, merge_s=0.0)
     with Keeper(journal, lease, told=False, left=100) as keeper:
         for index in range(70):
             journal.add([result_of(index)])
@@ -114,19 +120,17 @@ def test_tasks_that_write_their_own_results_are_only_counted(
         wait_until(lambda: len(Documents(target, read_only=True).names("job/done")) < MERGED_AT_ONCE, "a merge")
         keeper(event_of(0))
         keeper(event_of(1))
-
-        def beaten() -> bool:
-            claim = running_driver(target)
-            return claim is not None and (claim.done, claim.left, claim.bytes_written) == (2, 100, 13)
-
-        wait_until(beaten, "a claim that tells of two tasks")
+        lease.beat()
+        claim = running_driver(target)
+        assert claim is not None
+        assert (claim.done, claim.left, claim.bytes_written) == (2, 100, 13)
     assert len(journal.results()) == 70
 
 
 def test_results_that_tasks_of_this_process_hand_over_are_written_together_and_counted_once(
     target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quick(monkeypatch, beat_s=0.0)
+    quick(monkeypatch, merge_s=0.0)
     monkeypatch.setattr(keeping, "WRITE_S", 1000.0)
     with Keeper(journal, lease, told=False, left=8) as keeper:
         for index in (*range(5), 3):
@@ -137,7 +141,7 @@ def test_results_that_tasks_of_this_process_hand_over_are_written_together_and_c
         assert len(Documents(target, read_only=True).names("job/done")) == 1
         for index in range(8):  # in the end events tell of all, also of those that other processes ran
             keeper(event_of(index))
-        keeper._beat()
+        lease.beat()
         claim = running_driver(target)
         assert claim is not None
         assert (claim.done, claim.bytes_written) == (8, 13 * sum(range(8)))
@@ -256,43 +260,58 @@ def test_any_fault_of_the_thread_is_raised(journal: Journal, lease: Lease, monke
         job()
 
 
-def test_a_claim_that_is_gone_stops_the_job(
-    target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quick(monkeypatch, beat_s=0.0)
-    (driver,) = Documents(target, read_only=True).names("drivers")
-    Documents(target, read_only=False).delete(f"drivers/{driver}")
+HAND_OVERS: dict[str, Callable[[Keeper], None]] = {
+    "an event": lambda keeper: keeper(event_of(1)),
+    "a result": lambda keeper: keeper.take(result_of(1)),
+    "the end": lambda keeper: None,
+}
 
+
+@pytest.mark.parametrize("hand_over", HAND_OVERS)
+def test_a_claim_that_is_gone_stops_the_job_which_writes_no_more(
+    hand_over: str, target: ArrayRef, journal: Journal, lease: Lease
+) -> None:
     def job() -> None:
         with Keeper(journal, lease, told=True, left=9) as keeper:
-            wait_until(lambda: keeper._failure, "a beat")
             keeper(event_of(0))
+            take_over(target)
+            with pytest.raises(TargetExistsError):
+                lease.beat()
+            HAND_OVERS[hand_over](keeper)
 
     with pytest.raises(TargetExistsError, match="it stops here"):
         job()
+    assert journal.results() == {}
 
 
+@pytest.mark.parametrize("error", [StorageError("the intermediate is not there"), KeyboardInterrupt()])
 @pytest.mark.parametrize("thread", ["has looked", "has not looked"])
 def test_a_task_that_fails_since_another_driver_has_taken_over_says_so(
-    thread: str, target: ArrayRef, journal: Journal, lease: Lease, monkeypatch: pytest.MonkeyPatch
+    thread: str,
+    error: BaseException,
+    target: ArrayRef,
+    journal: Journal,
+    lease: Lease,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A driver that woke up told of an intermediate that is not there, which the other one had removed in the end.
-    monkeypatch.setattr(keeping, "WRITE_S", 0.01 if thread == "has looked" else 1000.0)
-    monkeypatch.setattr(keeping, "BEAT_S", 0.0)
-    monkeypatch.setattr(keeping, "STALE_S", 0.0)
-    gone = StorageError("the intermediate is not there")
-    (driver,) = Documents(target, read_only=True).names("drivers")
-    Documents(target, read_only=False).delete(f"drivers/{driver}")
-
     def job() -> None:
         with Keeper(journal, lease, told=True, left=9) as keeper:
+            keeper(event_of(0))
+            take_over(target)
             if thread == "has looked":
-                wait_until(lambda: keeper._failure, "a beat")
-            raise gone
+                with pytest.raises(TargetExistsError):
+                    lease.beat()
+            else:
+                monkeypatch.setattr(claims, "STALE_S", 0.0)
+            raise error
 
-    with pytest.raises(TargetExistsError, match="another has taken over") as raised:
+    with pytest.raises((TargetExistsError, KeyboardInterrupt)) as raised:
         job()
-    assert raised.value.__cause__ is gone
+    if isinstance(error, Exception):
+        assert "another has taken over" in str(raised.value)
+        assert raised.value.__cause__ is error
+    assert journal.results() == {}
 
 
 def task_error(cause: BaseException | None) -> TaskError:

@@ -35,8 +35,9 @@ import sys, time
 from pathlib import Path
 import rechunk_exec as rx
 from rechunk_exec import keeper
+from rechunk_exec.storage import claims
 
-keeper.WRITE_S = keeper.BEAT_S = 0.02
+keeper.WRITE_S = claims.BEAT_S = 0.02
 source, target, gate = sys.argv[1:]
 
 def wait(event):

@@ -16,7 +16,7 @@ from rechunk_exec.preparation import utc_now
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.resuming import take_back
 from rechunk_exec.staging import intermediates
-from rechunk_exec.storage import FinishedRecord, JobRecord
+from rechunk_exec.storage import FinishedRecord, JobRecord, Lease
 from rechunk_exec.verification import verify_copied
 
 
@@ -137,22 +137,29 @@ def finalize_jobs(
     if not job.finished:
         with storage.sole_writer(job.target) as lease:
             if not job.finished:
+                job.journal.merge()
+                lease.check()
                 _refuse_missing(file, job)
                 if job.batch.verify if verify is None else verify:
-                    _verify(job, file, executor)
+                    _verify(job, file, executor, lease)
                 lease.await_workers()
-                end_job(job)
+                end_job(job, lease)
     return read_status(job.target)
 
 
-def end_job(job: Prepared) -> None:
+def end_job(job: Prepared, lease: Lease) -> None:
     """Remove what was only needed on the way, then say that the job has ended."""
     record = _recorded(job)
+    lease.check()
     storage.remove_partials(job.target)  # of lines that were killed
+    lease.check()
     if job.batch.temp is not None:
         storage.remove_temp(job.batch.temp, intermediates(record.plan))
+    lease.check()
     storage.reveal(job.target)
+    lease.check()
     job.journal.forget(others=True)
+    lease.check()
     job.journal.finish(
         FinishedRecord(
             job=record.job,
@@ -199,13 +206,14 @@ def _refuse_missing(file: JobsFile, job: Prepared) -> None:
     )
 
 
-def _verify(job: Prepared, file: JobsFile, executor: object) -> None:
+def _verify(job: Prepared, file: JobsFile, executor: object, lease: Lease) -> None:
     results = tuple(job.journal.results().values())
     earlier: tuple[TaskResult, ...] = ()
     if any(job.batch.done):  # before the lines were written
         lines = {(stage, index) for _, stage, index in file.numbers(0, len(file))}
         earlier = tuple(result for result in results if (result.stage, result.index) not in lines)
     found = verify_copied(job.stages, results, executor, _recorded(job).plan.max_mem, earlier=earlier)
+    lease.check()  # else it may be another job's target that was looked at
     if not found.ok:
         take_back(job.journal, job.stages[-1], results, found)
         job.notes.forget_complete()

@@ -19,13 +19,17 @@ from rechunk_exec.tasks import CopyTask
 INDEX_VARIABLES = ("AWS_BATCH_JOB_ARRAY_INDEX", "SLURM_ARRAY_TASK_ID")
 """Environment variables by which schedulers tell a job of an array its number."""
 
+HOLD_S = 1.0
+"""How long a result is held, to be written with others."""
+
 
 def run_job(jobs: str | os.PathLike[str], index: int | range | None = None, *, stage: int | None = None) -> CopyReport:
     """Run one line of a file of jobs, or several, in this process.
 
     Lines may run in any order, several times, and at the same time elsewhere. Those of a later stage wait for nobody:
     they are refused until all lines of the stage before are done. Each leaves its result in the journal beside the
-    target, or its error after three tries. Of a job that has ended nothing is run.
+    target, or its error after three tries; results of lines that take no second are written together, a second later at
+    most. Of a job that has ended nothing is run.
 
     Parameters
     ----------
@@ -67,6 +71,7 @@ def run_job(jobs: str | os.PathLike[str], index: int | range | None = None, *, s
             run.check(number, task, stage)
             run.line(task)
     finally:
+        run.note()
         release_memory()
     if run.failures:
         raise run.failure(len(numbers))
@@ -76,12 +81,20 @@ def run_job(jobs: str | os.PathLike[str], index: int | range | None = None, *, s
 
 
 class _Run:
-    """Lines that run one after the other."""
+    """Lines that run one after the other.
+
+    A document for each line would be very many where lines are quick. So results are held until the next line, if it
+    takes as long as the last one, would end more than a second later: a run that is killed loses no more work than that
+    besides the line that it was at, and nobody waits longer to see what is done.
+    """
 
     def __init__(self, file: JobsFile) -> None:
         self._file = file
         self._jobs: dict[Hashable, Prepared] = {}
         self._ready: set[tuple[str, int]] = set()
+        self._held: list[tuple[CopyTask, TaskResult]] = []
+        """Of one job and stage, one after the other."""
+        self._held_since = 0.0
         self.results: list[TaskResult] = []
         self.failures: list[TaskError] = []
         self.retries = 0
@@ -102,24 +115,53 @@ class _Run:
         if job.finished:
             return
         if (task.job, task.stage) not in self._ready:
+            self.note()
             job.refuse_early(task.stage)
             self._ready.add((task.job, task.stage))
         for tried in range(TRIES):
+            began = time.monotonic()
             try:
                 # Noted here, with how often it was tried.
                 result = dataclasses.replace(run_task(dataclasses.replace(task, journal=None)), attempts=1 + tried)
-                job.journal.add([result])
             except Exception as error:  # noqa: BLE001 - whatever it is, the line has failed
                 if job.finished:  # and removed what it read: another run of this line was counted
                     return
                 if tried < TRIES - 1 and not is_permanent(error):
                     self.retries += 1
                     continue
+                self.note()
                 self._failed(job, task, error)
                 return
-            self.results.append(result)
-            job.journal.forget_failure(task.stage, task.index)
+            self._hold(task, result, time.monotonic() - began)
             return
+
+    def note(self) -> None:
+        """Write the results that are held."""
+        held, self._held = self._held, []
+        if not held:
+            return
+        job = self._job(held[0][0], "")
+        results = [result for _, result in held]
+        try:
+            job.journal.add(results)
+        except Exception as error:  # noqa: BLE001 - a line whose result is nowhere has failed
+            if not job.finished:
+                for task, _ in held:
+                    self._failed(job, task, error)
+            return
+        self.results += results
+        for result in results:
+            job.journal.forget_failure(result.stage, result.index)
+
+    def _hold(self, task: CopyTask, result: TaskResult, took_s: float) -> None:
+        """Take a result, to be written with those of the lines after it, or at once if they are slow."""
+        if self._held and not _follows(task, self._held[-1][0]):
+            self.note()
+        if not self._held:
+            self._held_since = time.monotonic()
+        self._held.append((task, result))
+        if time.monotonic() - self._held_since + took_s > HOLD_S:
+            self.note()
 
     def failure(self, total: int) -> TaskError:
         """Return the error for the lines that have failed."""
@@ -140,6 +182,16 @@ class _Run:
         with suppress(RechunkError):  # such as a full disk, which is what the error may be about
             job.journal.add_failure(TaskFailure(stage=task.stage, index=task.index, message=message))
         self.failures.append(task_error(task, error))
+
+
+def _follows(task: CopyTask, before: CopyTask) -> bool:
+    """Whether a task is the next one of the same stage: then one document's name tells of both."""
+    return (task.journal, task.job, task.stage, task.index) == (
+        before.journal,
+        before.job,
+        before.stage,
+        before.index + 1,
+    )
 
 
 def _numbers(file: JobsFile, index: int | range | None, stage: int | None) -> range:

@@ -18,6 +18,7 @@ from rechunk_exec.memory import ReadScratch
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReader, UnitWriter, Written
 from rechunk_exec.storage.bands import BandReader, find_bands
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
+from rechunk_exec.storage.claims import Claim, running_driver
 from rechunk_exec.storage.consolidated import conceal, reveal
 from rechunk_exec.storage.create import (
     Design,
@@ -44,7 +45,7 @@ from rechunk_exec.storage.journal import (
     read_finished,
     read_job,
 )
-from rechunk_exec.storage.lease import BEAT_S, STALE_S, Claim, Lease, running_driver, sole_writer
+from rechunk_exec.storage.lease import Lease, sole_writer
 from rechunk_exec.storage.lines import LinesFile, LinesWriter
 from rechunk_exec.storage.locations import refuse_overlap
 from rechunk_exec.storage.members import array_paths
@@ -85,10 +86,8 @@ from rechunk_exec.storage.viazarr import ZarrReader, ZarrWriter
 from rechunk_exec.tasks import ArrayRef
 
 __all__ = [
-    "BEAT_S",
     "DEVICE_ALGORITHMS",
     "MERGED_AT_ONCE",
-    "STALE_S",
     "ArrayRef",
     "BatchNotes",
     "BatchRecord",

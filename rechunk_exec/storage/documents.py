@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
@@ -23,6 +24,8 @@ from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
+
+T = TypeVar("T")
 
 PREFIX = ".rechunk_exec"
 
@@ -98,22 +101,29 @@ class Documents:
         looks, gone = 0, True
         while looks < _LOOKS or gone:
             new = [name for name in self.names(folder) if name not in texts]
-            texts |= self._read_several(folder, new)
+            texts |= self.read_several(folder, new)
             looks, gone = looks + 1, any(texts[name] is None for name in new)
         return {name: text for name, text in texts.items() if text is not None}
 
-    def _read_several(self, folder: str, names: list[str]) -> dict[str, str | None]:
-        def read(name: str) -> str | None:
-            return self.read(f"{folder}/{name}")
-
-        if local_path(self._ref) is not None or len(names) < 2:
-            return {name: read(name) for name in names}
-        with ThreadPoolExecutor(_REQUESTS) as pool:  # each waits for the store, not for the processor
-            return dict(zip(names, pool.map(read, names), strict=True))
+    def read_several(self, folder: str, names: Sequence[str]) -> dict[str, str | None]:
+        """Return documents of a folder by name, None for those that are not there."""
+        return dict(zip(names, self._for_each(self.read, folder, names), strict=True))
 
     def delete(self, name: str) -> None:
         """Remove a document if it is there."""
         self._objects.delete(f"{PREFIX}/{name}{_ENDING}")
+
+    def delete_several(self, folder: str, names: Sequence[str]) -> None:
+        """Remove documents of a folder that are there."""
+        self._for_each(self.delete, folder, names)
+
+    def _for_each(self, request: Callable[[str], T], folder: str, names: Sequence[str]) -> list[T]:
+        """Make a request for each of some documents, several at once where each waits for the store."""
+        paths = [f"{folder}/{name}" for name in names]
+        if local_path(self._ref) is not None or len(names) < 2:
+            return [request(path) for path in paths]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            return list(pool.map(request, paths))
 
     def delete_folder(self, folder: str) -> None:
         """Remove a folder of documents, and on a local disk what is above it as far as that leaves it empty."""

@@ -10,17 +10,17 @@ It is a few documents (:mod:`.documents`) in the target's own folder, on every k
     .rechunk_exec/finished.json            the job has ended; written last of all
 
 Any number of processes and machines may add results at the same time, because each document has a name of its own and
-is written once. The driver merges them while the job runs, 64 into one, so there are never many. A target with
-``job.json`` and without ``finished.json`` is unfinished, whatever else is there.
+is written once. Where its results are of tasks one after the other, its name tells which (:mod:`.resultnames`); two of
+one name hold results of the same tasks, and either will do. The driver merges documents while the job runs, 64 into
+one, so there are never many. A target with ``job.json`` and without ``finished.json`` is unfinished, whatever else is
+there.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, TypeVar
 
 from rechunk_exec import wire
@@ -29,6 +29,7 @@ from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.identity import Fingerprint
+from rechunk_exec.storage.resultnames import TaskRun, count_tasks, level_of, name_of, tasks_of
 from rechunk_exec.tasks import ArrayRef, refuse_job_name
 
 MERGED_AT_ONCE = 64
@@ -38,6 +39,9 @@ _LARGE_DOCUMENT = 4096
 """Results in a document that needs no more merging."""
 _LEVELS = 3
 """How often a result is written again, at most."""
+
+_FIRST = TaskRun(-1, 0, 0)
+"""Before all runs of tasks."""
 
 Record = TypeVar("Record")
 
@@ -126,6 +130,11 @@ class Journal:
         self.job = job
         self._documents = Documents(target, read_only=read_only)
 
+    @property
+    def _done(self) -> str:
+        """The folder of results."""
+        return f"{self.job}/done"
+
     def begin(self, record: JobRecord) -> None:
         """Say what the job is. From now on the target counts as unfinished."""
         self._documents.delete(_FINISHED)
@@ -138,19 +147,17 @@ class Journal:
     def add(self, results: Iterable[TaskResult], *, level: int = 0, durable: bool = False) -> None:
         """Add results of tasks, as one document."""
         held = list(results)
-        name = f"{held[0].stage}-{held[0].index}" if len(held) == 1 else secrets.token_hex(8)
         columns = wire.to_columns(TaskResult, held)
         document = {"rechunk_exec": wire.VERSION, "type": _RESULTS, "job": self.job, "columns": columns}
         text = _ENCODER.encode(document)
-        self._documents.write(f"{self.job}/done/{level}-{name}", text, durable=durable)
+        name = name_of([(result.stage, result.index) for result in held], level)
+        self._documents.write(f"{self._done}/{name}", text, durable=durable)
 
     def replace(self, results: Iterable[TaskResult]) -> None:
         """Hold these results instead of those so far. For the one driver of the job only."""
         held = list(results)
-        names = self._documents.names(f"{self.job}/done")
         # Those so far go first: a task of which nothing is known is run again, which is harmless.
-        for name in names:
-            self._documents.delete(f"{self.job}/done/{name}")
+        self._documents.delete_several(self._done, self._documents.names(self._done))
         if held:
             self.add(held, level=1)
 
@@ -167,32 +174,31 @@ class Journal:
         ResumeError
             If a document is damaged.
         """
-        texts = self._documents.read_all(f"{self.job}/done")
+        texts = self._documents.read_all(self._done)
         return {(result.stage, result.index): result for result in self._results(dict(sorted(texts.items())))}
 
     def done(self) -> set[tuple[int, int]]:
         """Return the tasks that are done, by stage and number.
 
-        Cheaper than :meth:`results` where there are many documents: what holds the result of one task is not read, for
-        its name says of which.
+        Cheaper than :meth:`results` where there are many documents: one whose name tells of which tasks it is, is not
+        read.
         """
-        while True:
-            names = self._documents.names(f"{self.job}/done", filled=True)
-            tasks = {name: _task_of(name) for name in names}
-            done = {task for task in tasks.values() if task is not None}
-            texts = {name: self._documents.read(f"{self.job}/done/{name}") for name, task in tasks.items() if not task}
-            if all(text is not None for text in texts.values()):  # else a driver has just merged some
-                break
-        return done | {(result.stage, result.index) for result in self._results(texts)}
+        return {(run.stage, index) for run in self._done_runs() for index in range(run.first, run.stop)}
 
     def count_done(self, stage: int) -> int:
-        """Return how many tasks of a stage have left a document of their own. Reads none."""
-        names = self._documents.names(f"{self.job}/done", filled=True)
-        return sum(task is not None and task[0] == stage for task in map(_task_of, names))
+        """Return how many tasks of a stage are done; reads no more than :meth:`done`."""
+        return count_tasks(run for run in self._done_runs() if run.stage == stage)
 
-    def has_result(self, stage: int, index: int) -> bool:
-        """Whether a task has left a document of its own."""
-        return bool(self._documents.read(f"{self.job}/done/0-{stage}-{index}"))
+    def _done_runs(self) -> list[TaskRun]:
+        """Return runs of tasks that are done, in any order, some of them perhaps in several."""
+        while True:
+            names = self._documents.names(self._done, filled=True)
+            tasks = {name: tasks_of(name) for name in names}
+            texts = self._documents.read_several(self._done, [name for name, run in tasks.items() if run is None])
+            if all(text is not None for text in texts.values()):  # else a driver has just merged some
+                break
+        read = [TaskRun(one.stage, one.index, one.index + 1) for one in self._results(texts)]
+        return [*(run for run in tasks.values() if run is not None), *read]
 
     def merge(self) -> None:
         """Make fewer documents of many, where there are many. For the one driver of the job only.
@@ -200,10 +206,11 @@ class Journal:
         Few more results are held at once than make a large document, three times as many at most: a driver that keeps
         a hundred thousand of them should not hold them twice.
         """
-        names = self._documents.names(f"{self.job}/done")
-        for level in sorted({_level(name) for name in names}):
-            small: Sequence[str] = [name for name in names if _level(name) == level]
+        names = self._documents.names(self._done)
+        for level in sorted({level_of(name) for name in names}):
+            small: Sequence[str] = [name for name in names if level_of(name) == level]
             if level < _LEVELS and len(small) >= MERGED_AT_ONCE:
+                small = sorted(small, key=lambda name: tasks_of(name) or _FIRST)  # so that more of them are neighbours
                 while small:
                     small = self._merge_some(small, level)
 
@@ -212,15 +219,12 @@ class Journal:
         results: list[TaskResult] = []
         taken = 0
         while taken < len(names) and len(results) < _LARGE_DOCUMENT:
-            # Those of one task, the name of which says so, are checked together, which is quicker.
-            following = takewhile(_task_of, names[taken : taken + MERGED_AT_ONCE])
-            some = list(following) or names[taken : taken + 1]
-            results += self._results({name: self._documents.read(f"{self.job}/done/{name}") for name in some})
+            some = _read_at_once(names[taken:], _LARGE_DOCUMENT - len(results))
+            results += self._results(self._documents.read_several(self._done, some))
             taken += len(some)
         if len(results) > 1:
             self.add(results, level=level + 1)
-            for name in names[:taken]:
-                self._documents.delete(f"{self.job}/done/{name}")
+            self._documents.delete_several(self._done, names[:taken])
         return names[taken:]
 
     def add_failure(self, failure: TaskFailure) -> None:
@@ -297,17 +301,18 @@ def _joined(tables: Sequence[Any]) -> dict[str, list[Any]]:
     return joined
 
 
-def _level(name: str) -> int:
-    level = name.partition("-")[0]
-    return int(level) if level.isdecimal() else 0
+def _read_at_once(names: Sequence[str], wanted: int) -> Sequence[str]:
+    """Return the first names, of documents that hold so many results, as their names tell; or the first that does not.
 
-
-def _task_of(name: str) -> tuple[int, int] | None:
-    """Return the stage and number of the task whose result alone is in a document; None if there are several."""
-    level, *numbers = name.split("-")
-    if level != "0" or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
-        return None
-    return int(numbers[0]), int(numbers[1])
+    Those that are read together are checked together, which is quicker.
+    """
+    held, count = 0, 0
+    for run in map(tasks_of, names):
+        if run is None or held >= wanted:
+            break
+        held += run.stop - run.first
+        count += 1
+    return names[: max(count, 1)]
 
 
 def _damaged(name: str, error: Exception) -> ResumeError:

@@ -6,22 +6,24 @@ on the way leaves is known for what it is.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from rechunk_exec.errors import StorageError
+from rechunk_exec.errors import StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, forget_listings
+from rechunk_exec.storage.lease import Lease
 from rechunk_exec.storage.objects import PARTIAL_NAME
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.sessions import holds_documents
@@ -38,11 +40,20 @@ _REMOVERS = 8
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
 
 
-def remove_array(ref: ArrayRef) -> None:
+def remove_array(ref: ArrayRef, lease: Lease | None = None) -> None:
     """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
 
     Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On stores
     without folders it is marked before, so that what a killed process leaves is known for remains.
+
+    The ``lease`` of a job's target outlasts this, and is asked for before each step.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be removed.
+    TargetExistsError
+        If another driver has taken over.
     """
     path = local_path(ref)
     try:
@@ -50,21 +61,26 @@ def remove_array(ref: ArrayRef) -> None:
             store = open_store(ref, read_only=False)
             forget_listings(store)
             # Where no mark can be, a session's commit makes it one step.
-            sync(_remove_objects(persistent(store), ref.path) if holds_documents(ref) else store.delete_dir(ref.path))
+            check = _nothing if lease is None else lease.check
+            documented = holds_documents(ref)
+            sync(_remove_objects(persistent(store), ref.path, check) if documented else store.delete_dir(ref.path))
         elif path.is_dir():
             folder = path.resolve()  # a link stays, and leads to an empty folder
             aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")
-            folder.rename(aside)
-            if path.is_symlink():
-                folder.mkdir()
+            with nullcontext() if lease is None else lease.carried():
+                folder.rename(aside)
+                if path.is_symlink():
+                    folder.mkdir()
             for name in METADATA_NAMES:  # first, so that who still reads there notices
                 (aside / name).unlink(missing_ok=True)
         remove_moved_aside(ref)
+    except TargetExistsError:
+        raise
     except Exception as error:
         raise StorageError(f"cannot remove the array {ref}: {error}") from error
 
 
-async def _remove_objects(store: Any, path: str) -> None:
+async def _remove_objects(store: Any, path: str, check: Callable[[], None]) -> None:
     prefix = f"{path}/" if path else ""
     names = [name async for name in store.list_dir(path)]
     if not names:
@@ -75,15 +91,17 @@ async def _remove_objects(store: Any, path: str) -> None:
         await store.delete(prefix + name)
     for name in {*names, PREFIX} - {*METADATA_NAMES}:
         if name != PREFIX:
-            await _remove_tree(store, prefix + name)
+            await _remove_tree(store, prefix + name, check)
     for name in [name async for name in store.list_dir(prefix + PREFIX)]:
         if name not in {"drivers", REMOVING}:
-            await _remove_tree(store, f"{prefix}{PREFIX}/{name}")
+            await _remove_tree(store, f"{prefix}{PREFIX}/{name}", check)
+    await asyncio.to_thread(check)
     await store.delete(mark)
 
 
-async def _remove_tree(store: Any, name: str) -> None:
+async def _remove_tree(store: Any, name: str, check: Callable[[], None]) -> None:
     """Remove an object, or all that is under its name."""
+    await asyncio.to_thread(check)  # it may make requests of its own
     with suppress(FileNotFoundError, KeyError):
         await store.delete(name)  # first: a store of files takes no object for a folder
     await store.delete_dir(name)
@@ -142,3 +160,7 @@ def remove_partials(ref: ArrayRef) -> None:
         for partial in path.rglob(".*.partial"):
             if PARTIAL_NAME.fullmatch(partial.name):
                 partial.unlink(missing_ok=True)
+
+
+def _nothing() -> None:
+    """Ask nobody."""

@@ -16,7 +16,7 @@ from typing import Any
 import rechunk_exec as rx
 from rechunk_exec import keeper
 from rechunk_exec.executors import PoolExecutor, executor_named
-from rechunk_exec.storage import lease
+from rechunk_exec.storage import claims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,7 @@ def main(text: str) -> None:
     """Run the job that ``text`` orders."""
     order = Order(**json.loads(text))
     keeper.WRITE_S = order.write_s
-    for module in (keeper, lease):
-        module.__dict__.update(BEAT_S=order.beat_s, STALE_S=order.stale_s)
+    claims.__dict__.update(BEAT_S=order.beat_s, STALE_S=order.stale_s)
     with slow_executor(order) as executor:
         print("ready", flush=True)
         job = rx.rechunk(

@@ -18,8 +18,8 @@ import pytest
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
 
 import rechunk_exec as rx
-from rechunk_exec import keeper, storage, wire
-from rechunk_exec.storage import ArrayRef, Claim, lease
+from rechunk_exec import storage, wire
+from rechunk_exec.storage import ArrayRef, Claim, Lease, claims
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.lease import sole_writer
 from tests.faults.driver import tasks_begun
@@ -135,9 +135,8 @@ def test_of_two_drivers_on_an_object_store_one_writes_or_none(s3: Bucket, source
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have drivers beat often, so that nobody waits for a minute."""
-    for module in (lease, keeper):
-        monkeypatch.setattr(module, "BEAT_S", 0.2)
-        monkeypatch.setattr(module, "STALE_S", 1.0)
+    monkeypatch.setattr(claims, "BEAT_S", 0.2)
+    monkeypatch.setattr(claims, "STALE_S", 1.0)
 
 
 def claim_of(target: Path, **changed: Any) -> Claim:
@@ -172,7 +171,7 @@ def test_the_claim_of_a_process_that_has_ended_is_taken_at_once(
 
 def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path: Path, source: ZarrArray) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as zombie:
-        claim_of(tmp_path / "target", pid=zombie.pid, pid_began=lease.process_began(psutil.Process(zombie.pid)))
+        claim_of(tmp_path / "target", pid=zombie.pid, pid_began=claims.process_began(psutil.Process(zombie.pid)))
         with pytest.raises(rx.TargetExistsError, match=rf"process {zombie.pid} on"):
             copy_to(source, tmp_path / "target")
         os.kill(zombie.pid, signal.SIGKILL)
@@ -212,7 +211,7 @@ def test_a_driver_whose_clock_is_behind_and_that_beats_is_respected(
     monkeypatch.setattr(time, "sleep", beat_meanwhile)
     with pytest.raises(rx.TargetExistsError, match="one job at a time"):
         copy_to(source, tmp_path / "target")
-    assert sum(watched) > lease.BEAT_S
+    assert sum(watched) > claims.BEAT_S
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", '{"rechunk_exec": 99}', "\x00" * 100])
@@ -254,7 +253,9 @@ def test_a_driver_that_slept_finds_that_another_has_taken_over_and_stops(
         assert rx.verify(scene.source, target).ok
 
 
-def test_a_driver_that_was_silent_looks_before_it_goes_on(tmp_path: Path, source: ZarrArray, quick: None) -> None:
+def test_a_driver_that_was_silent_looks_before_it_goes_on(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
     # Its thread has not looked yet; the next task would be begun at once.
     target, ran = lockless(tmp_path / "target"), []
 
@@ -267,10 +268,8 @@ def test_a_driver_that_was_silent_looks_before_it_goes_on(tmp_path: Path, source
             next(drivers.iterdir()).unlink()
             time.sleep(1.1)
 
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr(keeper, "WRITE_S", 1000.0)
-        job = rx.rechunk(source, LAYOUTS[0], 24_000, target, executor="serial", progress=False)
-        with pytest.raises(rx.TargetExistsError, match="another has taken over"):
-            job.execute(on_event=taken_away)
+    monkeypatch.setattr(Lease, "_keep", lambda held: None)
+    job = rx.rechunk(source, LAYOUTS[0], 24_000, target, executor="serial", progress=False)
+    with pytest.raises(rx.TargetExistsError, match="another has taken over"):
+        job.execute(on_event=taken_away)
     assert len(ran) == 2

@@ -147,6 +147,46 @@ def test_replacing_by_nothing_leaves_nothing(target: ArrayRef) -> None:
     assert documents_of(target) == []
 
 
+def test_what_is_done_is_told_by_names_where_they_can(target: ArrayRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Journal(target, "job")
+    held.add([result_of(index) for index in range(5, 9)])
+    held.add([result_of(index) for index in (7, 8, 9)])
+    held.add([result_of(1)])
+    held.add([result_of(index, stage=1) for index in range(3)])
+    assert documents_of(target) == ["0-0-1", "0-0-5-9", "0-0-7-10", "0-1-0-3"]
+    with monkeypatch.context() as patches:
+        patches.setattr(Documents, "read", lambda *words: pytest.fail("a document was read"))
+        assert held.done() == {(0, index) for index in (1, *range(5, 10))} | {(1, index) for index in range(3)}
+        assert [held.count_done(stage) for stage in range(3)] == [6, 3, 0]
+    held.add([result_of(0), result_of(2)])
+    held.add([result_of(3), result_of(3, stage=1)])
+    assert [held.count_done(stage) for stage in range(3)] == [9, 4, 0]
+    assert held.done() == set(held.results())
+
+
+@pytest.mark.parametrize("name", ["0-0-3-99999999999", "0-0-3-2", "0-0-3-3", "0-0-3-4-5", "0-" + "9" * 99, "0--1-2"])
+def test_a_name_that_tells_nonsense_is_not_believed(target: ArrayRef, name: str) -> None:
+    held = Journal(target, "job")
+    held.add([result_of(1), result_of(3)])
+    (text,) = Documents(target, read_only=True).read_all("job/done").values()
+    held.replace([])
+    Documents(target, read_only=False).write(f"job/done/{name}", text)
+    assert held.done() == {(0, 1), (0, 3)}
+    assert held.count_done(0) == 2
+
+
+def test_documents_of_neighbours_become_one_whose_name_tells_of_all() -> None:
+    ref = ArrayRef(store=MemoryStore())
+    held = Journal(ref, "job")
+    for first in (20, 0, 100, 5, 10):  # as text, 100 comes before 20
+        held.add([result_of(index) for index in range(first, first + (80 if first == 20 else 5))])
+    held.add([result_of(index) for index in range(15, 20)])
+    with mock.patch.object(journal, "MERGED_AT_ONCE", 4):
+        held.merge()
+    assert documents_of(ref) == ["1-0-0-105"]
+    assert held.results() == by_task([result_of(index) for index in range(105)])
+
+
 # Many at once.
 
 

@@ -15,8 +15,9 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec import wire
 from rechunk_exec.errors import StorageError, TargetExistsError
-from rechunk_exec.storage import Claim, Lease, lease, running_driver, sole_writer
+from rechunk_exec.storage import Claim, Lease, claims, running_driver, sole_writer
 from rechunk_exec.storage.documents import Documents
+from rechunk_exec.storage.removal import remove_array
 from rechunk_exec.tasks import ArrayRef
 from tests.jobs import snapshot
 from tests.storage.journalled import target, target_of
@@ -30,9 +31,9 @@ def own_claim(**fields: object) -> Claim:
     claim = Claim(
         driver="rival",
         host="elsewhere",
-        system=lease._system(),
+        system=claims.this_system(),
         pid=os.getpid(),
-        pid_began=lease.process_began(psutil.Process()),
+        pid_began=claims.process_began(psutil.Process()),
         began=now,
         beat=now,
     )
@@ -74,7 +75,7 @@ def test_a_clock_that_is_set_does_not_make_a_process_dead(monkeypatch: pytest.Mo
     "fields",
     [
         lambda: {"pid": ended_process()},
-        lambda: {"pid_began": lease.process_began(psutil.Process()) - 60},
+        lambda: {"pid_began": claims.process_began(psutil.Process()) - 60},
         lambda: {"pid": -1},
         lambda: {"pid": 2**62},
     ],
@@ -87,7 +88,7 @@ def test_a_process_that_is_gone_is_dead(fields: Callable[[], dict[str, object]])
 def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
     # A driver killed in a container whose first process waits for nobody kept its claim for ever.
     process = subprocess.Popen([sys.executable, "-c", ""])
-    began = lease.process_began(psutil.Process(process.pid))
+    began = claims.process_began(psutil.Process(process.pid))
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert own_claim(pid=process.pid, pid_began=began).is_dead()
@@ -100,8 +101,8 @@ def test_nothing_can_be_said_of_another_machines_processes() -> None:
 
 def test_a_claim_is_fresh_for_a_while() -> None:
     assert own_claim().is_fresh
-    assert own_claim(beat=time.time() - lease.STALE_S + 5).is_fresh
-    assert not own_claim(beat=time.time() - lease.STALE_S - 5).is_fresh
+    assert own_claim(beat=time.time() - claims.STALE_S + 5).is_fresh
+    assert not own_claim(beat=time.time() - claims.STALE_S - 5).is_fresh
 
 
 # Being the only one.
@@ -114,7 +115,8 @@ def test_a_lease_is_held_and_leaves_nothing(target: ArrayRef, tmp_path: Path) ->
         driver = running_driver(target)
         assert driver is not None
         assert (driver.pid, driver.done, driver.left) == (os.getpid(), 0, 0)
-        held.beat(done=3, left=7, bytes_written=11)
+        held.note(done=3, left=7, bytes_written=11)
+        held.beat()
         driver = running_driver(target)
         assert driver is not None
         assert (driver.done, driver.left, driver.bytes_written) == (3, 7, 11)
@@ -193,7 +195,7 @@ def test_a_failure_on_the_way_in_leaves_no_claim(target: ArrayRef, monkeypatch: 
 def test_a_store_without_documents_has_no_lease() -> None:
     ref = ArrayRef(store=MemoryStore())
     with sole_writer(ref, documents=False) as held, sole_writer(ref, documents=False):
-        held.beat(done=1)
+        held.beat()
         assert drivers_of(ref) == []
 
 
@@ -239,18 +241,18 @@ def test_a_silent_driver_of_another_machine_is_waited_for_and_then_taken_for_dea
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    write_claim(target, own_claim(system="another:machine:1", beat=time.time() - 2 * lease.STALE_S))
+    write_claim(target, own_claim(system="another:machine:1", beat=time.time() - 2 * claims.STALE_S))
     assert running_driver(target) is None
     with sole_writer(target) as held:
         assert held.took_over
-    assert slept == [1.5 * lease.BEAT_S]
+    assert slept == [1.5 * claims.BEAT_S]
 
 
 def test_a_driver_whose_clock_is_behind_is_not_taken_for_dead(
     target: ArrayRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats = iter(range(1, 100))
-    silent = own_claim(system="another:machine:1", beat=time.time() - 2 * lease.STALE_S)
+    silent = own_claim(system="another:machine:1", beat=time.time() - 2 * claims.STALE_S)
 
     def beat_meanwhile(seconds: float) -> None:
         write_claim(target, replace(silent, beat=silent.beat + next(beats)))
@@ -267,7 +269,7 @@ def test_a_driver_that_was_taken_for_dead_stops(target: ArrayRef) -> None:
         (name,) = drivers_of(target)
         Documents(target, read_only=False).delete(f"drivers/{name}")
         with pytest.raises(TargetExistsError, match="another has taken over; it stops here"):
-            held.beat(done=1)
+            held.beat()
         assert drivers_of(target) == []
 
 
@@ -287,3 +289,226 @@ def test_a_claim_under_another_name_is_nobodys() -> None:
     with sole_writer(ref):
         pass
     assert Documents(ref, read_only=True).read("job") == "stays"
+
+
+# Beating.
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, *, stale_s: float = 60.0) -> None:
+    monkeypatch.setattr(claims, "BEAT_S", 0.01)
+    monkeypatch.setattr(claims, "STALE_S", stale_s)
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    ends = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > ends:
+            pytest.fail(f"this did not come: {what}")
+        time.sleep(0.005)
+
+
+def beat_of(ref: ArrayRef) -> float:
+    driver = running_driver(ref)
+    assert driver is not None
+    return driver.beat
+
+
+def claim_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "rechunk_exec-claim"]
+
+
+@pytest.mark.parametrize("ends", ["well", "with an error"])
+def test_a_claim_beats_while_its_driver_is_at_anything_and_no_thread_is_left(
+    ends: str, target: ArrayRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Drivers that verified, created or removed for longer than a minute were taken for dead.
+    quick(monkeypatch)
+
+    def job() -> None:
+        with sole_writer(target) as held:
+            first = beat_of(target)
+            held.note(done=3, left=9, bytes_written=11)
+            wait_until(lambda: beat_of(target) > first, "a beat")
+            second = beat_of(target)
+            wait_until(lambda: beat_of(target) > second, "another beat")
+            driver = running_driver(target)
+            assert driver is not None
+            assert (driver.done, driver.left, driver.bytes_written) == (3, 9, 11)
+            if ends == "with an error":
+                raise LookupError("mine")
+
+    if ends == "well":
+        job()
+    else:
+        with pytest.raises(LookupError):
+            job()
+    assert claim_threads() == []
+    assert drivers_of(target) == []
+
+
+def test_a_job_that_is_over_within_a_beat_makes_no_request(target: ArrayRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sole_writer(target) as held, monkeypatch.context() as patches:
+        for request in ("read", "write", "delete", "names"):
+            patches.setattr(Documents, request, lambda *words, **options: pytest.fail("a request was made"))
+        for _ in range(1000):
+            held.note(done=1, left=2, bytes_written=3)
+            held.check()
+            assert held.is_ours()
+
+
+def test_beats_that_fail_are_made_again(
+    target: ArrayRef, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick(monkeypatch)
+    plain, left = Documents.write, [StorageError("busy")] * 3
+
+    def write(self: Documents, name: str, text: str, **options: bool) -> None:
+        if name.endswith("-beat") and left:
+            raise left.pop()
+        plain(self, name, text, **options)
+
+    monkeypatch.setattr(Documents, "write", write)
+    with sole_writer(target) as held:
+        first = beat_of(target)
+        wait_until(lambda: beat_of(target) > first, "a beat")
+        held.check()
+    assert "the claim on a target could not be written, which is tried again: busy" in caplog.text
+
+
+def test_a_full_disk_takes_the_claim_from_nobody(target: ArrayRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch, stale_s=0.0)
+
+    def full(*words: object, **options: object) -> None:
+        raise StorageError("No space left on device")
+
+    with sole_writer(target) as held:
+        (driver,) = (name for name in drivers_of(target) if not name.endswith("-beat"))
+        with monkeypatch.context() as patches:
+            patches.setattr(Documents, "write", full)
+            for _ in range(3):
+                held.check()
+            assert held.is_ours()
+            Documents(target, read_only=False).delete(f"drivers/{driver}")
+            with pytest.raises(TargetExistsError, match="another has taken over"):
+                held.check()
+            assert not held.is_ours()
+
+
+def test_a_store_that_is_away_is_told_by_who_asks_and_outlasted_by_who_does_not(
+    target: ArrayRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch, stale_s=0.0)
+
+    def away(*words: object, **options: object) -> None:
+        raise StorageError("no route to host")
+
+    with sole_writer(target) as held:
+        with monkeypatch.context() as patches:
+            for request in ("read", "write"):
+                patches.setattr(Documents, request, away)
+            with pytest.raises(StorageError, match="no route to host"):
+                held.check()
+            assert held.is_ours(), "nothing says that it is not"
+        held.check()
+        assert claim_threads() != []
+
+
+def test_a_beat_that_was_on_its_way_does_not_bring_a_claim_back(
+    target: ArrayRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A driver that fell asleep between looking for its claim and writing it anew took itself for the one ever after.
+    monkeypatch.setattr(claims, "BEAT_S", 1000.0)
+    plain = Documents.write
+    with sole_writer(target) as held:
+        (driver,) = drivers_of(target)
+
+        def write(self: Documents, name: str, text: str, **options: bool) -> None:
+            Documents(target, read_only=False).delete(f"drivers/{driver}")  # while it is asleep
+            plain(self, name, text, **options)
+
+        monkeypatch.setattr(Documents, "write", write)
+        with pytest.raises(TargetExistsError, match="another has taken over"):
+            held.beat()
+        monkeypatch.setattr(Documents, "write", plain)
+        with pytest.raises(TargetExistsError, match="another has taken over"):
+            held.check()
+        assert drivers_of(target) == []
+
+
+def test_an_error_that_comes_of_another_driver_is_told_so(target: ArrayRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "STALE_S", 0.0)
+    gone = StorageError("the array is not there")
+
+    def job(error: BaseException) -> None:
+        with sole_writer(target):
+            (driver,) = drivers_of(target)
+            Documents(target, read_only=False).delete(f"drivers/{driver}")
+            raise error
+
+    with pytest.raises(TargetExistsError, match="another has taken over") as raised:
+        job(gone)
+    assert raised.value.__cause__ is gone
+    with pytest.raises(KeyboardInterrupt):
+        job(KeyboardInterrupt())
+
+
+def test_an_array_that_is_moved_away_leaves_its_claim(target: ArrayRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    with sole_writer(target) as held:
+        before = beat_of(target)
+        wait_until(lambda: beat_of(target) > before, "a beat")
+        for _ in range(20):
+            Documents(target, read_only=False).write("job", "{}")
+            remove_array(target, held)
+            assert running_driver(target) is not None
+            assert Documents(target, read_only=True).read("job") is None
+            held.beat()
+        held.check()
+        assert held.is_ours()
+    assert drivers_of(target) == []
+
+
+def test_an_array_of_another_driver_is_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "STALE_S", 0.0)
+    target = ArrayRef(store=MemoryStore())
+    with sole_writer(target) as held:
+        Documents(target, read_only=False).write("job", "{}")
+        (driver,) = drivers_of(target)
+        Documents(target, read_only=False).delete(f"drivers/{driver}")
+        with pytest.raises(TargetExistsError, match="another has taken over"):
+            remove_array(target, held)
+    assert Documents(target, read_only=True).read("job") == "{}"
+
+
+def test_a_fork_leaves_the_claim_to_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of("local", tmp_path)
+    with monkeypatch.context() as patches:
+        with sole_writer(target) as held:
+            patches.setattr(os, "getpid", lambda: 1)  # as in a fork, which ends
+            patches.setattr(claims, "STALE_S", 0.0)
+            held.check()
+            held.beat()
+        (name,) = drivers_of(target)
+        assert not name.endswith("-beat")
+        assert len(list(tmp_path.glob(".rechunk_exec-*.lock"))) == 1
+    wait_until(lambda: not claim_threads(), "the end of the thread")
+
+
+def test_a_claim_that_an_earlier_version_beats_is_read(target: ArrayRef) -> None:
+    now = time.time()
+    write_claim(target, own_claim(beat=now - 2 * claims.STALE_S))
+    assert running_driver(target) is None
+    documents = Documents(target, read_only=False)
+    documents.write("drivers/rival-beat", wire.to_json(own_claim(beat=now, done=5)))
+    driver = running_driver(target)
+    assert driver is not None
+    assert (driver.beat, driver.done) == (now, 5)
+    write_claim(target, own_claim(beat=now + 1, done=6))
+    driver = running_driver(target)
+    assert driver is not None
+    assert driver.done == 6
+    documents.delete("drivers/rival")
+    assert running_driver(target) is None, "a beat without a claim is nothing"
+    documents.write("drivers/rival-beat", wire.to_json(own_claim(driver="somebody", beat=now)))
+    write_claim(target, own_claim(beat=now - 2 * claims.STALE_S))
+    assert running_driver(target) is None, "a beat is its own driver's"
