@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, list_names
 from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of, put_object
-from rechunk_exec.storage.removal import REMOVING, remove_array, remove_partials
+from rechunk_exec.storage.removal import remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import is_read_only, local_path, open_store
@@ -30,6 +30,8 @@ from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
 _BESIDE = ".rechunk_exec-temp"
+_REMOVING = "removing.json"
+"""Marks what an earlier version has left where it was killed while it removed an array."""
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -320,7 +322,7 @@ def _occupant(ref: ArrayRef) -> Occupant | None:
     else:
         names = set(list_names(open_store(ref, read_only=True), ref.path))
     ours = set(list_names(open_store(ref, read_only=True), f"{ref.path}/{PREFIX}".lstrip("/"))) if names else set()
-    if REMOVING in ours:
+    if _REMOVING in ours:
         return Occupant.REMAINS
     if "job.json" in ours and "finished.json" not in ours:
         return Occupant.JOB

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from rechunk_exec.errors import StorageError
@@ -30,26 +29,29 @@ from rechunk_exec.tasks import ArrayRef
 
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
 """Documents that make a folder an array."""
-REMOVING = "removing.json"
-"""What marks an array that is being removed, among our documents."""
+_STAYS = ("drivers", "job.json")
+"""Among our documents: who drives a job there, and what the job is. They say meanwhile that it is unfinished."""
 
 _REMOVERS = 8
 
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
+_PARTIAL_OF_ZARR = re.compile(r".+\.[0-9a-f]{32}\.partial")
+"""Names of files that zarr is writing."""
 
 
 def remove_array(ref: ArrayRef) -> None:
     """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
 
-    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On stores
-    without folders it is marked before, so that what a killed process leaves is known for remains.
+    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On a local
+    disk all goes in one step. On stores without folders that takes many, and the record of the job that is to follow,
+    and who drives it, stay: a process that is killed on the way leaves an unfinished job.
     """
     path = local_path(ref)
     try:
         if path is None:
             store = open_store(ref, read_only=False)
             forget_listings(store)
-            # Where no mark can be, a session's commit makes it one step.
+            # Where no documents of ours can be, a session's commit makes it one step.
             sync(_remove_objects(persistent(store), ref.path) if holds_documents(ref) else store.delete_dir(ref.path))
         elif path.is_dir():
             folder = path.resolve()  # a link stays, and leads to an empty folder
@@ -69,17 +71,13 @@ async def _remove_objects(store: Any, path: str) -> None:
     names = [name async for name in store.list_dir(path)]
     if not names:
         return
-    mark = f"{prefix}{PREFIX}/{REMOVING}"
-    await store.set(mark, default_buffer_prototype().buffer.from_bytes(b"{}"))
     for name in METADATA_NAMES:
         await store.delete(prefix + name)
-    for name in {*names, PREFIX} - {*METADATA_NAMES}:
-        if name != PREFIX:
-            await _remove_tree(store, prefix + name)
+    for name in {*names} - {*METADATA_NAMES, PREFIX}:
+        await _remove_tree(store, prefix + name)
     for name in [name async for name in store.list_dir(prefix + PREFIX)]:
-        if name not in {"drivers", REMOVING}:
+        if name not in _STAYS:
             await _remove_tree(store, f"{prefix}{PREFIX}/{name}")
-    await store.delete(mark)
 
 
 async def _remove_tree(store: Any, name: str) -> None:
@@ -136,9 +134,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def remove_partials(ref: ArrayRef) -> None:
-    """Remove the files that tasks which died were still writing; no task may be running. Local disks only."""
+    """Remove the files that processes which died were still writing, by zarr too; no task may be running.
+
+    Local disks only.
+    """
     path = local_path(ref)
     if path is not None:
-        for partial in path.rglob(".*.partial"):
-            if PARTIAL_NAME.fullmatch(partial.name):
+        for partial in path.rglob("*.partial"):
+            if PARTIAL_NAME.fullmatch(partial.name) or _PARTIAL_OF_ZARR.fullmatch(partial.name):
                 partial.unlink(missing_ok=True)
