@@ -254,7 +254,7 @@ def mark_temp(place: ArrayRef, target: ArrayRef, *jobs: str) -> None:
 
 
 def is_temp_of(place: ArrayRef, job: str) -> bool:
-    """Whether a folder of intermediates is marked as of a job.
+    """Whether a folder of intermediates is marked as of a job, or holds no more than half of a mark.
 
     Its place follows from the target's alone. Where another target was moved away and back, the intermediates that are
     there may be another job's: of the same sizes, and with other values.
@@ -262,7 +262,7 @@ def is_temp_of(place: ArrayRef, job: str) -> bool:
     if not holds_documents(place):
         return True
     mark = _read_mark(place)
-    return mark is not None and job in mark.splitlines()
+    return job in mark.splitlines() if mark is not None else _holds_half_a_mark(place)
 
 
 def _read_mark(place: ArrayRef) -> str | None:
