@@ -21,7 +21,8 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, list_names
-from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of, put_object
+from rechunk_exec.storage.files import is_partial
+from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.removal import remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
@@ -274,11 +275,7 @@ def _read_mark(place: ArrayRef) -> str | None:
 def _holds_half_a_mark(place: ArrayRef) -> bool:
     """Whether a local folder holds no more than what a process left that was killed while it marked it."""
     path = local_path(place)
-    return path is not None and path.is_dir() and all(_is_partial(entry.name, _MARKER) for entry in path.iterdir())
-
-
-def _is_partial(name: str, of: str) -> bool:
-    return name.startswith(f".{of}.") and PARTIAL_NAME.fullmatch(name) is not None
+    return path is not None and path.is_dir() and all(is_partial(entry.name, _MARKER) for entry in path.iterdir())
 
 
 def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:

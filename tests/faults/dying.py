@@ -1,4 +1,4 @@
-"""Processes that die at their k-th change of a store: on object stores here, on a local disk in a process of its own."""
+"""Processes that die at their k-th change of a store: on object stores in this one, on a local disk in their own."""
 
 from __future__ import annotations
 
