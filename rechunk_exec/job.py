@@ -16,7 +16,7 @@ from rechunk_exec import batch, storage
 from rechunk_exec.budget import Budget
 from rechunk_exec.cost import CostModel
 from rechunk_exec.endrequests import EndRequests
-from rechunk_exec.errors import PlanError, RechunkError, TargetExistsError
+from rechunk_exec.errors import PlanError, RechunkError, StorageError, TargetExistsError
 from rechunk_exec.executors.base import Executor, worker_shape
 from rechunk_exec.executors.registry import check_stages
 from rechunk_exec.executors.staged import staged_copy
@@ -148,8 +148,8 @@ class Rechunked:
                 stack.enter_context(self._session.job())
             check_stages(parts.executor, self.stages)
             if self._had_ended():
-                # What another driver has left is its own to tidy.
-                with contextlib.suppress(TargetExistsError), storage.sole_writer(places.target):
+                # What another driver has left is its own to tidy; and who may only read the target is given it too.
+                with contextlib.suppress(TargetExistsError, StorageError), storage.sole_writer(places.target):
                     tidy_ended(places.target)
                 return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's

@@ -134,7 +134,7 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
         lease.await_workers()  # of a job before: they would write to the new arrays
         _remove_intermediates_before(work)
     else:
-        storage.remove_partials(target)  # of a driver that died before it had begun: nothing else is there
+        storage.remove_partial_documents(target)  # of a driver that died before it had begun: nothing else is there
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
         storage.conceal(target)  # before anything of it goes: nobody finds the new chunks by a copy of the old metadata
@@ -214,7 +214,7 @@ def tidy_ended(target: ArrayRef) -> None:
 
     For the one driver of the target only: to become that has removed the lock and the claim of one that died.
     """
-    storage.remove_partials(target)
+    storage.remove_partial_documents(target)
     storage.reveal(target)
 
 

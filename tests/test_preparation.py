@@ -192,6 +192,18 @@ def test_a_finished_job_may_be_resumed_while_another_driver_has_its_target(tmp_p
         assert_exact(two_stages(source, tmp_path / "target", mode="resume").execute(), source)
 
 
+def test_a_finished_job_may_be_resumed_by_who_may_only_read_its_target(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_stages(source, tmp_path / "target").execute()
+
+    def refuse(*_: Any) -> None:
+        raise rx.StorageError("access is denied", permanent=True)
+
+    monkeypatch.setattr(storage.Lease, "claim", refuse)
+    assert_exact(two_stages(source, tmp_path / "target", mode="resume").execute(), source)
+
+
 def test_half_a_claim_of_a_driver_that_died_before_it_began_is_gone_at_the_end(
     tmp_path: Path, source: ZarrArray
 ) -> None:

@@ -138,8 +138,16 @@ def remove_partials(ref: ArrayRef) -> None:
 
     Local disks only.
     """
+    _remove_partials(local_path(ref))
+
+
+def remove_partial_documents(ref: ArrayRef) -> None:
+    """Remove what drivers which died were still writing beside an array; for its one driver only. Local disks only."""
     path = local_path(ref)
-    if path is not None:
-        for partial in path.rglob("*.partial"):
-            if PARTIAL_NAME.fullmatch(partial.name) or _PARTIAL_OF_ZARR.fullmatch(partial.name):
-                partial.unlink(missing_ok=True)
+    _remove_partials(None if path is None else path / PREFIX)
+
+
+def _remove_partials(folder: Path | None) -> None:
+    for partial in () if folder is None else folder.rglob("*.partial"):
+        if PARTIAL_NAME.fullmatch(partial.name) or _PARTIAL_OF_ZARR.fullmatch(partial.name):
+            partial.unlink(missing_ok=True)
