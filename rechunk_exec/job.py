@@ -16,11 +16,12 @@ from rechunk_exec import batch, storage
 from rechunk_exec.budget import Budget
 from rechunk_exec.cost import CostModel
 from rechunk_exec.endrequests import EndRequests
-from rechunk_exec.errors import PlanError, RechunkError, StorageError
+from rechunk_exec.errors import PlanError, RechunkError, StorageError, TargetExistsError
 from rechunk_exec.executors.base import Executor, worker_shape
 from rechunk_exec.executors.registry import check_stages
 from rechunk_exec.executors.staged import staged_copy
 from rechunk_exec.keeper import Keeper
+from rechunk_exec.leftovers import tell_what_is_left
 from rechunk_exec.preparation import (
     Begun,
     Undertaking,
@@ -28,6 +29,7 @@ from rechunk_exec.preparation import (
     refuse_places,
     refuse_what_is_there,
     remove_intermediates,
+    tidy_ended,
     utc_now,
 )
 from rechunk_exec.report.progress import progress as progress_display
@@ -146,12 +148,15 @@ class Rechunked:
                 stack.enter_context(self._session.job())
             check_stages(parts.executor, self.stages)
             if self._had_ended():
+                # What another driver has left is its own to tidy; and who may only read the target is given it too.
+                with contextlib.suppress(TargetExistsError, StorageError), storage.sole_writer(places.target):
+                    tidy_ended(places.target)
                 return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
             lease = stack.enter_context(storage.sole_writer(places.target, documents=places.journalled))
-            begun = begin(self._work, lease)
-            self.stages = begun.stages
             try:
+                begun = begin(self._work, lease)
+                self.stages = begun.stages
                 report = self._run(begun, lease, requests, on_event)
                 self._verify(begun, report, lease)
                 requests.heed()
@@ -160,7 +165,7 @@ class Rechunked:
                     self._session.commit(self._work.design.like)
             except BaseException as error:
                 if lease.is_ours():
-                    self._tell_what_is_left(error, begun)
+                    tell_what_is_left(error, self._work)
                 raise
         self.report = replace(report, notes=(*self._work.design.notes, *report.notes))
         return self._open_target()
@@ -213,11 +218,12 @@ class Rechunked:
             lease = stack.enter_context(storage.sole_writer(target))
             lines = stack.enter_context(batch.open_lines(name, replace_it=self._work.mode != "fail"))
             if self._had_ended():
+                tidy_ended(target)
                 self._nothing_left()
                 return 0
-            begun = begin(work, lease)
-            self.stages = begun.stages
             try:
+                begun = begin(work, lease)
+                self.stages = begun.stages
                 lease.check()
                 done = [sum(result.stage == stage.number for result in begun.done) for stage in begun.stages]
                 batch.note_lines(target, begun.stages, temp=temp, done=done)
@@ -227,7 +233,7 @@ class Rechunked:
                     self._finish_without_lines(begun, lease)
             except BaseException as error:
                 if lease.is_ours():
-                    self._tell_what_is_left(error, begun)
+                    tell_what_is_left(error, work)
                 raise
         return count
 
@@ -338,30 +344,6 @@ class Rechunked:
                     bytes_written=sum(result.bytes_written for result in results),
                 )
             )
-
-    def _tell_what_is_left(self, error: BaseException, begun: Begun) -> None:
-        places = self._work.places
-        left = f"the target {places.target} is unfinished"
-        if begun.journal is not None:
-            with contextlib.suppress(RechunkError):  # what went wrong with the journal is told already
-                left += f": {len(begun.journal.results())} of {self.plan.tasks} tasks are done"
-        if self._session is not None:  # the job cannot be resumed, so nothing is kept
-            left = self._session.left
-            with contextlib.suppress(StorageError):
-                remove_intermediates(self._work)
-        elif self._work.intermediates and not storage.holds_documents(self._work.temp):
-            left += "; its intermediates were in a fork of an icechunk session, and are made again"
-            remove_intermediates(self._work)
-        elif self._work.intermediates:
-            left += f"; kept: the intermediates {', '.join(self._work.intermediates)} in {places.temp}"
-        if places.journalled:
-            left += "; the same call with mode='resume' goes on from here"
-        if isinstance(error, RechunkError) and error.args:
-            error.args = (f"{error.args[0]}; {left}", *error.args[1:])
-        else:
-            error.add_note(left)
-        if isinstance(error, SystemExit):  # of which Python prints nothing
-            logger.warning("ended by SIGTERM: %s", left)
 
     def _open_target(self) -> zarr.Array[Any]:
         if self._session is not None:

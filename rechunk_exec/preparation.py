@@ -1,14 +1,16 @@
 """Before the first task: arrays are created, and the job is recorded. Layer: with the job, above storage.
 
 The order makes that nothing half-done looks done: first the journal says that the target is unfinished, then arrays
-are created. What is replaced is gone before.
+are created. What is replaced is gone before that on a local disk, where it goes in one step. Elsewhere it takes many,
+and the journal says before the first of them that the target is unfinished, and that something is still to be removed.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
@@ -135,13 +137,20 @@ def _begin_anew(work: Undertaking, lease: Lease) -> Begun:
         lease.await_workers()  # of a job before: they would write to the new arrays
         lease.check()
         _remove_intermediates_before(work)
+    else:
+        storage.remove_partial_documents(target)  # of a driver that died before it had begun: nothing else is there
     lease.check()
-    storage.conceal(target)  # before anything of it goes: nobody finds the new chunks by a copy of the old metadata
     journal = Journal(target, work.stages[0].job) if work.places.journalled else None
     try:
+        storage.conceal(target)  # before anything of it goes: nobody finds the new chunks by a copy of the old metadata
         storage.remove_moved_aside(target)
         if replaces:
-            storage.remove_array(target, lease)
+            _remove_what_is_there(work, journal, lease)
+    except BaseException:
+        if lease.is_ours():
+            _reveal_what_is_there(work)
+        raise
+    try:
         lease.check()
         if journal is not None:
             journal.begin(_record(work))
@@ -173,6 +182,10 @@ def _go_on(work: Undertaking, resumed: JobRecord, lease: Lease) -> Begun:
     # A name of its own: what is still running for the job before it does not reach this one.
     journal = Journal(target, work.stages[0].job)
     lease.check()
+    storage.conceal(target)
+    if record.replaces:  # a driver died while it removed what was there
+        lease.await_workers()
+        storage.remove_array(target, lease)
     if work.intermediates:
         if not storage.is_temp_of(work.temp, record.job):
             remove_intermediates(work)
@@ -186,11 +199,37 @@ def _go_on(work: Undertaking, resumed: JobRecord, lease: Lease) -> Begun:
     journal.begin(_record(work))
     journal.forget(others=True)
     lease.check()
-    storage.conceal(target)
     _create_intermediates(work, [stage for stage in remainder.stages if len(stage)], lease)
     lease.check()
     _create_target(work)
     return Begun(stages=remainder.stages, done=remainder.done, journal=journal)
+
+
+def _remove_what_is_there(work: Undertaking, journal: Journal | None, lease: Lease) -> None:
+    """Remove what the job replaces; a driver that is killed meanwhile leaves an array that is whole, or unfinished."""
+    target = work.places.target
+    if journal is not None and storage.local_path(target) is None:
+        journal.begin(replace(_record(work), replaces=True))
+    storage.remove_array(target, lease)
+
+
+def _reveal_what_is_there(work: Undertaking) -> None:
+    """Have the groups above show the array again that was to be replaced, if it is still there and whole."""
+    target = work.places.target
+    if work.places.journalled:
+        with suppress(StorageError, ResumeError):  # what went wrong before is told
+            whole = storage.read_job(target) is None or storage.read_finished(target) is not None
+            if whole and storage.exists(target):
+                storage.reveal(target)
+
+
+def tidy_ended(target: ArrayRef) -> None:
+    """Undo what a driver has left that was killed after its job had ended, or before it replaced what the job made.
+
+    For the one driver of the target only: to become that has removed the lock and the claim of one that died.
+    """
+    storage.remove_partial_documents(target)
+    storage.reveal(target)
 
 
 def _remove_intermediates_before(work: Undertaking) -> None:

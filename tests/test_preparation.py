@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import zarr
+from zarr.storage import MemoryStore, StorePath
 
 import rechunk_exec as rx
 from rechunk_exec import storage
@@ -159,6 +162,96 @@ def test_a_job_that_has_ended_runs_nothing_and_writes_nothing(tmp_path: Path, so
     assert {name: content for name, (_, content) in snapshot(tmp_path).items()} == before
 
 
+@pytest.mark.parametrize("lines", [False, True], ids=["executed", "as lines"])
+def test_what_was_left_of_a_driver_that_died_after_its_job_had_ended_is_gone_when_that_is_resumed(
+    tmp_path: Path, source: ZarrArray, lines: bool
+) -> None:
+    two_stages(source, tmp_path / "target").execute()
+    before = {name: content for name, (_, content) in snapshot(tmp_path).items()}
+    program = (
+        "import os, sys; from rechunk_exec.storage import array_ref, sole_writer\n"
+        "with sole_writer(array_ref(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, tmp_path / "target"], check=False).returncode == -9
+    half = tmp_path / "target" / ".rechunk_exec" / "drivers" / ".0a.json.0123456789ab.partial"
+    half.write_text("{")
+    left = {name for name in snapshot(tmp_path) if name not in before}
+    assert len(left) == 4, "a lock, a folder of claims, a claim and half of one"
+    job = two_stages(source, tmp_path / "target", mode="resume")
+    if lines:
+        assert job.write_jobs(tmp_path / "lines") == 0
+        (tmp_path / "lines").unlink()
+    else:
+        assert_exact(job.execute(), source)
+    assert {name: content for name, (_, content) in snapshot(tmp_path).items()} == before
+
+
+def test_a_finished_job_may_be_resumed_while_another_driver_has_its_target(tmp_path: Path, source: ZarrArray) -> None:
+    two_stages(source, tmp_path / "target").execute()
+    with storage.sole_writer(ArrayRef(store=str(tmp_path / "target"))):
+        assert_exact(two_stages(source, tmp_path / "target", mode="resume").execute(), source)
+
+
+def test_a_finished_job_may_be_resumed_by_who_may_only_read_its_target(
+    tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_stages(source, tmp_path / "target").execute()
+
+    def refuse(*_: Any) -> None:
+        raise rx.StorageError("access is denied", permanent=True)
+
+    monkeypatch.setattr(storage.Lease, "claim", refuse)
+    assert_exact(two_stages(source, tmp_path / "target", mode="resume").execute(), source)
+
+
+def test_half_a_claim_of_a_driver_that_died_before_it_began_is_gone_at_the_end(
+    tmp_path: Path, source: ZarrArray
+) -> None:
+    half = tmp_path / "target" / ".rechunk_exec" / "drivers" / ".0a.json.0123456789ab.partial"
+    half.parent.mkdir(parents=True)
+    half.write_text("{")
+    assert_exact(two_stages(source, tmp_path / "target").execute(), source)
+    assert not half.parent.exists()
+
+
+def test_an_overwrite_that_died_while_it_removed_an_array_goes_on_by_its_own_words_only(
+    source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    target = StorePath(store, "t")
+    make_array(store, (4,), (2,), name="t")
+    remove_array = storage.remove_array
+
+    def dies(ref: ArrayRef) -> None:
+        if ref.path == "t":
+            del store._store_dict["t/zarr.json"]
+            raise InjectedError
+        remove_array(ref)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "remove_array", dies)
+        with pytest.raises(InjectedError):
+            two_stages(source, target, mode="overwrite").execute()
+    assert rx.status(target).state == "unfinished"
+    with pytest.raises(rx.ResumeError, match="with other words"):
+        two_stages(source, target, mode="resume", target_options={"fill_value": 7})
+    with pytest.raises(rx.TargetExistsError, match="an unfinished job"):
+        two_stages(source, target)
+    assert_exact(two_stages(source, target, mode="resume").execute(), source)
+    assert "t/c/0" not in store._store_dict, "a chunk of the array that was there before"
+
+
+def test_half_a_mark_of_intermediates_goes_with_the_job_that_is_replaced(tmp_path: Path, source: ZarrArray) -> None:
+    words: dict[str, Any] = {"temp_store": tmp_path / "temp"}
+    interrupt(two_stages(source, tmp_path / "target", **words), 5)
+    (folder,) = (tmp_path / "temp").iterdir()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "..rechunk_exec-temp.0123456789ab.partial").write_text("")
+    assert_exact(two_stages(source, tmp_path / "target", mode="overwrite", **words).execute(), source)
+    assert list((tmp_path / "temp").iterdir()) == []
+
+
 def test_intermediates_that_were_removed_are_made_again(tmp_path: Path, source: ZarrArray) -> None:
     first = two_stages(source, tmp_path / "target", temp_store=tmp_path / "temp")
     stage_tasks = first.stages[0].tasks
@@ -197,13 +290,15 @@ def test_a_target_that_was_changed_since_is_refused(tmp_path: Path, source: Zarr
 def test_files_half_written_are_removed_and_others_are_not(tmp_path: Path, source: ZarrArray) -> None:
     interrupt(two_stages(source, tmp_path / "target"), 20)
     half = tmp_path / "target" / "c" / "0" / ".0.0123456789ab.partial"
-    foreign = tmp_path / "target" / "c" / ".mine.partial"
-    for path in (half, foreign):
+    by_zarr = tmp_path / "target" / f"zarr.{5:032x}.partial"
+    foreign = [tmp_path / "target" / "c" / ".mine.partial", tmp_path / f"zarr.{5:032x}.partial"]
+    for path in (half, by_zarr, *foreign):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
     two_stages(source, tmp_path / "target", mode="resume").execute()
     assert not half.exists()
-    assert foreign.exists()
+    assert not by_zarr.exists()
+    assert all(path.exists() for path in foreign)
 
 
 def test_a_job_that_another_has_replaced_since_it_was_planned_is_refused(tmp_path: Path, source: ZarrArray) -> None:

@@ -67,7 +67,7 @@ from rechunk_exec.storage.places import (
     temp_place,
 )
 from rechunk_exec.storage.presence import Presence
-from rechunk_exec.storage.removal import remove_array, remove_moved_aside, remove_partials
+from rechunk_exec.storage.removal import remove_array, remove_moved_aside, remove_partial_documents, remove_partials
 from rechunk_exec.storage.retry import RetryPolicy, retry_policy, take_retries
 from rechunk_exec.storage.scratch import read_scratch, write_scratch
 from rechunk_exec.storage.sessions import (
@@ -156,6 +156,7 @@ __all__ = [
     "refuse_unwritable",
     "remove_array",
     "remove_moved_aside",
+    "remove_partial_documents",
     "remove_partials",
     "remove_temp",
     "retry_policy",

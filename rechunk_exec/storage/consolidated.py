@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.objects import Objects, objects_of, put_object
+from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of, put_object
 from rechunk_exec.storage.sessions import holds_documents
 from rechunk_exec.storage.stores import is_url, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -78,6 +78,8 @@ def _edit(target: ArrayRef, change: Callable[[dict[str, Any], str, int], None]) 
     for group, path in _groups_above(target):
         objects = _objects(group)
         for zarr_format, name in ((2, ".zmetadata"), (3, "zarr.json")):
+            if isinstance(objects, LocalObjects):
+                objects.remove_abandoned(name)
             document = _document(objects, name)
             holder = document if zarr_format == 2 or document is None else document.get(_INLINE)
             entries = holder.get("metadata") if isinstance(holder, dict) else None

@@ -11,6 +11,7 @@ import re
 import secrets
 import stat
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,12 +24,19 @@ from rechunk_exec.storage.retry import Requests
 
 PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
 """Names of files that are being written."""
+ABANDONED_S = 60.0
+"""A file that was not written to for so many seconds, and has not got its name, will not get it any more."""
 
 T = TypeVar("T")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _CAN_EXPECT = hasattr(os, "posix_fadvise")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def is_partial(name: str, of: str) -> bool:
+    """Whether a file has the name of one that is being written to be called ``of``."""
+    return name.startswith(f".{of}.") and PARTIAL_NAME.fullmatch(name) is not None
 
 
 class LocalObjects(Objects):
@@ -98,6 +106,14 @@ class LocalObjects(Objects):
                 os.posix_fadvise(descriptor, start, length or 0, os.POSIX_FADV_WILLNEED)
             finally:
                 os.close(descriptor)
+
+    def remove_abandoned(self, key: str) -> None:
+        """Remove what processes have left that were killed while they wrote a file, where others may be writing it."""
+        path = Path(self.name(key))
+        for partial in path.parent.glob(f".{path.name}.*.partial"):
+            with suppress(FileNotFoundError):  # its process was quicker
+                if is_partial(partial.name, path.name) and time.time() - partial.stat().st_mtime > ABANDONED_S:
+                    partial.unlink()
 
     def _is_link(self, key: str) -> bool:
         path, folder = self.locate(key)

@@ -64,6 +64,8 @@ class JobRecord:
     """Version of this package."""
     temp_name: str = ""
     """Of the folder of its intermediates; "" if an earlier version has begun the job."""
+    replaces: bool = False
+    """Whether something that was at the target before is still to be removed, all of it or what is left of it."""
 
     def __post_init__(self) -> None:
         refuse_job_name(self.job)

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, list_names
-from rechunk_exec.storage.objects import PARTIAL_NAME, objects_of, put_object
-from rechunk_exec.storage.removal import REMOVING, remove_array, remove_partials
+from rechunk_exec.storage.files import is_partial
+from rechunk_exec.storage.objects import objects_of, put_object
+from rechunk_exec.storage.removal import remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import is_read_only, local_path, open_store
@@ -34,6 +35,8 @@ _OF_AN_ARRAY = re.compile(r"|\..*|zarr\.json|c(\.\d+)*|\d+(\.\d+)*", re.DOTALL)
 
 An empty one is what some stores name who found a marker of the folder."""
 _NAMES_TOLD = 5
+_REMOVING = "removing.json"
+"""Marks what an earlier version has left where it was killed while it removed an array."""
 
 
 def beside(ref: ArrayRef, ending: str) -> ArrayRef | None:
@@ -241,7 +244,7 @@ def mark_temp(place: ArrayRef, target: ArrayRef, *jobs: str) -> None:
 
 
 def is_temp_of(place: ArrayRef, job: str) -> bool:
-    """Whether a folder of intermediates is marked as of a job.
+    """Whether a folder of intermediates is marked as of a job, or holds no more than half of a mark.
 
     Its place follows from the target's alone. Where another target was moved away and back, the intermediates that are
     there may be another job's: of the same sizes, and with other values.
@@ -249,7 +252,7 @@ def is_temp_of(place: ArrayRef, job: str) -> bool:
     if not holds_documents(place):
         return True
     mark = _read_mark(place)
-    return mark is not None and job in mark.splitlines()
+    return job in mark.splitlines() if mark is not None else _holds_half_a_mark(place)
 
 
 def _read_mark(place: ArrayRef) -> str | None:
@@ -261,11 +264,7 @@ def _read_mark(place: ArrayRef) -> str | None:
 def _holds_half_a_mark(place: ArrayRef) -> bool:
     """Whether a local folder holds no more than what a process left that was killed while it marked it."""
     path = local_path(place)
-    return path is not None and path.is_dir() and all(_is_partial(entry.name, _MARKER) for entry in path.iterdir())
-
-
-def _is_partial(name: str, of: str) -> bool:
-    return name.startswith(f".{of}.") and PARTIAL_NAME.fullmatch(name) is not None
+    return path is not None and path.is_dir() and all(is_partial(entry.name, _MARKER) for entry in path.iterdir())
 
 
 def remove_temp(place: ArrayRef, names: Iterable[str]) -> None:
@@ -321,7 +320,7 @@ def _find(ref: ArrayRef) -> _Found:
 
 def _occupant(ref: ArrayRef, names: frozenset[str]) -> Occupant | None:
     ours = set(list_names(open_store(ref, read_only=True), f"{ref.path}/{PREFIX}".lstrip("/"))) if names else set()
-    if REMOVING in ours:
+    if _REMOVING in ours:
         return Occupant.REMAINS
     if "job.json" in ours and "finished.json" not in ours:
         return Occupant.JOB

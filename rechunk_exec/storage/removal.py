@@ -18,7 +18,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from rechunk_exec.errors import StorageError, TargetExistsError
@@ -32,19 +31,22 @@ from rechunk_exec.tasks import ArrayRef
 
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
 """Documents that make a folder an array."""
-REMOVING = "removing.json"
-"""What marks an array that is being removed, among our documents."""
+_STAYS = ("drivers", "job.json")
+"""Among our documents: who drives a job there, and what the job is. They say meanwhile that it is unfinished."""
 
 _REMOVERS = 8
 
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
+_PARTIAL_OF_ZARR = re.compile(r".+\.[0-9a-f]{32}\.partial")
+"""Names of files that zarr is writing."""
 
 
 def remove_array(ref: ArrayRef, lease: Lease | None = None) -> None:
     """Remove an array, chunks and metadata as one: at no moment are old chunks under other metadata.
 
-    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On stores
-    without folders it is marked before, so that what a killed process leaves is known for remains.
+    Its metadata go first, so that whoever is reading it does not take a chunk that has gone for fill value. On a local
+    disk all goes in one step. On stores without folders that takes many, and the record of the job that is to follow,
+    and who drives it, stay: a process that is killed on the way leaves an unfinished job.
 
     The ``lease`` of a job's target outlasts this, and is asked for before each step.
 
@@ -60,7 +62,7 @@ def remove_array(ref: ArrayRef, lease: Lease | None = None) -> None:
         if path is None:
             store = open_store(ref, read_only=False)
             forget_listings(store)
-            # Where no mark can be, a session's commit makes it one step.
+            # Where no documents of ours can be, a session's commit makes it one step.
             check = _nothing if lease is None else lease.check
             documented = holds_documents(ref)
             sync(_remove_objects(persistent(store), ref.path, check) if documented else store.delete_dir(ref.path))
@@ -85,18 +87,13 @@ async def _remove_objects(store: Any, path: str, check: Callable[[], None]) -> N
     names = [name async for name in store.list_dir(path)]
     if not names:
         return
-    mark = f"{prefix}{PREFIX}/{REMOVING}"
-    await store.set(mark, default_buffer_prototype().buffer.from_bytes(b"{}"))
     for name in METADATA_NAMES:
         await store.delete(prefix + name)
-    for name in {*names, PREFIX} - {*METADATA_NAMES}:
-        if name != PREFIX:
-            await _remove_tree(store, prefix + name, check)
+    for name in {*names} - {*METADATA_NAMES, PREFIX, ""}:  # some stores name a mark of the folder ""
+        await _remove_tree(store, prefix + name, check)
     for name in [name async for name in store.list_dir(prefix + PREFIX)]:
-        if name not in {"drivers", REMOVING}:
+        if name not in _STAYS:
             await _remove_tree(store, f"{prefix}{PREFIX}/{name}", check)
-    await asyncio.to_thread(check)
-    await store.delete(mark)
 
 
 async def _remove_tree(store: Any, name: str, check: Callable[[], None]) -> None:
@@ -154,12 +151,23 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def remove_partials(ref: ArrayRef) -> None:
-    """Remove the files that tasks which died were still writing; no task may be running. Local disks only."""
+    """Remove the files that processes which died were still writing, by zarr too; no task may be running.
+
+    Local disks only.
+    """
+    _remove_partials(local_path(ref))
+
+
+def remove_partial_documents(ref: ArrayRef) -> None:
+    """Remove what drivers which died were still writing beside an array; for its one driver only. Local disks only."""
     path = local_path(ref)
-    if path is not None:
-        for partial in path.rglob(".*.partial"):
-            if PARTIAL_NAME.fullmatch(partial.name):
-                partial.unlink(missing_ok=True)
+    _remove_partials(None if path is None else path / PREFIX)
+
+
+def _remove_partials(folder: Path | None) -> None:
+    for partial in () if folder is None else folder.rglob("*.partial"):
+        if PARTIAL_NAME.fullmatch(partial.name) or _PARTIAL_OF_ZARR.fullmatch(partial.name):
+            partial.unlink(missing_ok=True)
 
 
 def _nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import zarr
 from zarr.storage import MemoryStore, StorePath
 
 import rechunk_exec as rx
+from rechunk_exec import storage
 from rechunk_exec.results import Event
-from tests.jobs import assert_exact, elements, make_array
+from rechunk_exec.tasks import ArrayRef
+from tests.jobs import assert_exact, elements, make_array, tasks_run
 from tests.values import same_bits
 
 FORMATS = pytest.mark.parametrize("zarr_format", [2, 3])
@@ -140,3 +143,56 @@ def test_a_group_that_was_damaged_meanwhile_costs_no_array(tmp_path: Path, caplo
     assert "zarr.consolidate_metadata" in caplog.text
     with pytest.raises(rx.StorageError, match=r"\.zmetadata is no JSON"):
         rx.rechunk(source, (6, 2), "1MB", tmp_path / "group/more", progress=False).execute()
+
+
+@FORMATS
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_an_array_whose_replacement_was_given_up_before_it_began_is_found_again(
+    kind: str, zarr_format: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_at(tmp_path, zarr_format)
+    store: Any = tmp_path / "group" if kind == "disk" else MemoryStore()
+    group_at(store, zarr_format)
+    place = store / "a" if kind == "disk" else StorePath(store, "a")
+    seen: list[set[str]] = []
+
+    def give_up(*_: Any) -> None:
+        seen.append(found(store))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "remove_moved_aside", give_up)
+    with pytest.raises(KeyboardInterrupt):
+        rx.rechunk(source, (6, 2), "1MB", place, mode="overwrite", progress=False).execute()
+    assert seen == [{"sub", "sub/b"}]
+    assert found(store) == {"a", "sub", "sub/b"}
+
+
+@FORMATS
+def test_an_array_whose_replacement_was_killed_before_it_began_is_found_when_its_job_is_resumed(
+    zarr_format: int, tmp_path: Path
+) -> None:
+    source = source_at(tmp_path, zarr_format)
+    group_at(tmp_path / "group", zarr_format)
+    words: dict[str, Any] = {"executor": "serial", "progress": False}
+    rx.rechunk(source, (6, 2), "1MB", tmp_path / "group/new", **words).execute()
+    storage.conceal(ArrayRef(store=str(tmp_path / "group/new")))
+    assert "new" not in found(tmp_path / "group")
+    again = rx.rechunk(source, (6, 2), "1MB", tmp_path / "group/new", mode="resume", **words)
+    assert_exact(again.execute(), source)
+    assert tasks_run(again) == 0
+    assert "new" in found(tmp_path / "group")
+
+
+def test_what_a_killed_process_has_left_of_a_groups_metadata_goes_and_what_is_written_now_does_not(
+    tmp_path: Path,
+) -> None:
+    source = source_at(tmp_path, 2)
+    group_at(tmp_path / "group", 2)
+    old, fresh = (tmp_path / "group" / f"..zmetadata.{number:012x}.partial" for number in (1, 2))
+    foreign = tmp_path / "group" / "..zmetadata.mine.partial"
+    for path in (old, fresh, foreign):
+        path.write_text("{")
+    for path in (old, foreign):
+        os.utime(path, (0, 0))
+    rx.rechunk(source, (6, 2), "1MB", tmp_path / "group/new", progress=False).execute()
+    assert (old.exists(), fresh.exists(), foreign.exists()) == (False, True, True)

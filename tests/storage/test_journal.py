@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
-from rechunk_exec import storage
+from rechunk_exec import storage, wire
 from rechunk_exec.errors import ResumeError, SerializationError
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.storage import FinishedRecord, Journal, documents, journal, read_finished, read_job
@@ -313,6 +313,13 @@ def test_a_job_is_begun_and_finished(target: ArrayRef) -> None:
     assert (read_job(target), read_finished(target)) == (job_record(), FINISHED)
     Journal(target, "again").begin(job_record("again"))
     assert (read_job(target), read_finished(target)) == (job_record("again"), None)
+
+
+def test_a_record_of_before_jobs_said_what_they_replace_is_read(target: ArrayRef) -> None:
+    document = json.loads(wire.to_json(job_record()))
+    del document["replaces"]
+    Documents(target, read_only=False).write("job", json.dumps(document))
+    assert read_job(target) == job_record()
 
 
 def test_the_end_of_another_job_is_not_this_ones(target: ArrayRef) -> None:
