@@ -9,30 +9,25 @@ the call that is made then must give the exact array, with nothing left beside i
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import shutil
 import sys
 import tempfile
 import warnings
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import zarr
-from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import StorePath
 
 import rechunk_exec as rx
 from rechunk_exec.api import describe
 from rechunk_exec.storage import array_ref, lease, read_job
-from tests.faults.dying import Dying, DyingMemoryStore, Fuse, die_on_disk, die_on_store
+from tests.faults.dying import Fuse
+from tests.faults.dyingplaces import DiskPlace, MemoryPlace, Place
 from tests.jobs import QUICK_STAGES, make_array, stop_after
 from tests.values import Array, position_values, same_bits
 
@@ -45,7 +40,6 @@ DEAR = replace(rx.CostModel.object(), operation_s=5.0, deeper_s=0.0)
 TARGET, NEIGHBOUR, TEMP = "group/t", "group/a", "temp"
 FOREIGN = {"group/t-mine/c/0": b"t", f"{TEMP}/mine/x": b"temp", "mine": b"mine"}
 """Objects of others, beside the target, in the temp store and above."""
-Objects = Mapping[str, bytes]
 Mode = Literal["fail", "overwrite", "resume"]
 
 
@@ -95,101 +89,6 @@ CASES = {
         options={"target_shards": (8, 4, 4), "verify": True, "cost_model": QUICK_STAGES},
     ),
 }
-
-
-class Place(ABC):
-    """A store that holds all but the source, and on which a process may die."""
-
-    @abstractmethod
-    def at(self, path: str) -> Any:
-        """What users give to name a place in the store."""
-
-    @abstractmethod
-    def objects(self) -> dict[str, bytes]:
-        """All that is stored, by name."""
-
-    @abstractmethod
-    def restore(self, objects: Objects) -> None:
-        """Store this and nothing else."""
-
-    @abstractmethod
-    def die(self, fuse: Fuse, call: Callable[[], object]) -> None:
-        """Make a call that dies when the fuse says so."""
-
-    def bury(self) -> None:
-        """Have claims look as those of a process that has ended; so they do on a local disk, where it has."""
-        claims = {name: text for name, text in self.objects().items() if "/drivers/" in name}
-        for name, text in claims.items():
-            with suppress(ValueError):  # half a claim
-                self.put(name, json.dumps(json.loads(text) | {"pid_began": 0.0, "beat": 0.0}).encode())
-
-    @abstractmethod
-    def put(self, name: str, content: bytes) -> None:
-        """Store an object."""
-
-
-class StorePlace(Place):
-    """A zarr store that dies in this process."""
-
-    def __init__(self, store: Dying) -> None:
-        self.store = store
-
-    def at(self, path: str) -> StorePath:
-        return StorePath(self.store, path)
-
-    def die(self, fuse: Fuse, call: Callable[[], object]) -> None:
-        die_on_store(self.store, fuse, call)
-
-    def put(self, name: str, content: bytes) -> None:
-        buffer = default_buffer_prototype().buffer.from_bytes(content)
-        zarr.core.sync.sync(self.store.set(name, buffer))
-
-
-class MemoryPlace(StorePlace):
-    """A store in memory."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, Any] = {}
-        super().__init__(DyingMemoryStore(self.held))
-
-    def objects(self) -> dict[str, bytes]:
-        return {name: value.to_bytes() for name, value in self.held.items()}
-
-    def restore(self, objects: Objects) -> None:
-        self.held.clear()
-        for name, content in objects.items():
-            self.put(name, content)
-
-
-class DiskPlace(Place):
-    """A folder of a local disk, where a process dies of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def at(self, path: str) -> Path:
-        return self.folder / path
-
-    def objects(self) -> dict[str, bytes]:
-        files = [path for path in self.folder.rglob("*") if path.is_file()]
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
-
-    def restore(self, objects: Objects) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for name, content in objects.items():
-            self.put(name, content)
-
-    def die(self, fuse: Fuse, call: Callable[[], object]) -> None:
-        die_on_disk(fuse, call)
-
-    def put(self, name: str, content: bytes) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-    def bury(self) -> None:
-        for partial in self.folder.rglob("*.partial"):
-            os.utime(partial, (0, 0))  # as of long ago
 
 
 class Scene:

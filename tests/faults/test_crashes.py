@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,15 +14,12 @@ from tests.faults.crashes import (
     CASES,
     ROOT,
     Figures,
-    MemoryPlace,
-    Objects,
     Scene,
-    StorePlace,
     quiet,
     run_case,
     run_torn,
 )
-from tests.faults.dying import DyingS3Store
+from tests.faults.dyingplaces import BucketPlace, MemoryPlace
 from tests.s3 import Bucket
 
 
@@ -48,34 +44,6 @@ def test_half_an_object_is_not_believed(name: str, tmp_path: Path, long: bool) -
     run_torn(Scene(CASES[name], MemoryPlace(), tmp_path), figures, every=1 if long else 3, seed=3)
     print(figures)
     assert figures.deaths
-
-
-class BucketPlace(StorePlace):
-    """A bucket, through s3fs."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self.name, self.client = bucket.name, bucket.client
-        options = {"endpoint_url": bucket.address, "use_listings_cache": False}
-        store: Any = DyingS3Store.from_url(bucket.url("place"), storage_options=options)
-        super().__init__(store)
-
-    def objects(self) -> dict[str, bytes]:
-        return {
-            name.removeprefix("place/"): self.client.get_object(Bucket=self.name, Key=name)["Body"].read()
-            for name in self._names()
-        }
-
-    def restore(self, objects: Objects) -> None:
-        for name in self._names():
-            self.client.delete_object(Bucket=self.name, Key=name)
-        for name, content in objects.items():
-            self.put(name, content)
-
-    def put(self, name: str, content: bytes) -> None:
-        self.client.put_object(Bucket=self.name, Key=f"place/{name}", Body=content)
-
-    def _names(self) -> list[str]:
-        return [entry["Key"] for entry in self.client.list_objects_v2(Bucket=self.name).get("Contents", ())]
 
 
 def test_a_job_that_dies_at_a_change_of_a_bucket_goes_on(s3: Bucket, tmp_path: Path, long: bool) -> None:
