@@ -58,6 +58,8 @@ def remove_array(ref: ArrayRef, lease: Lease | None = None) -> None:
         If another driver has taken over.
     """
     path = local_path(ref)
+    if lease is not None:
+        lease.check()
     try:
         if path is None:
             store = open_store(ref, read_only=False)
