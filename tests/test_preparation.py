@@ -19,7 +19,7 @@ import rechunk_exec as rx
 from rechunk_exec import storage
 from rechunk_exec.executors import SerialExecutor
 from rechunk_exec.results import Event
-from rechunk_exec.storage import ArrayRef, Design
+from rechunk_exec.storage import ArrayRef, Design, Lease
 from rechunk_exec.tasks import Stage
 from tests.jobs import InjectedError, ZarrArray, assert_exact, make_array, snapshot
 
@@ -222,11 +222,11 @@ def test_an_overwrite_that_died_while_it_removed_an_array_goes_on_by_its_own_wor
     make_array(store, (4,), (2,), name="t")
     remove_array = storage.remove_array
 
-    def dies(ref: ArrayRef) -> None:
+    def dies(ref: ArrayRef, lease: Lease | None = None) -> None:
         if ref.path == "t":
             del store._store_dict["t/zarr.json"]
             raise InjectedError
-        remove_array(ref)
+        remove_array(ref, lease)
 
     with monkeypatch.context() as patch:
         patch.setattr(storage, "remove_array", dies)

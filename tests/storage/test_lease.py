@@ -458,10 +458,10 @@ def test_an_array_that_is_moved_away_leaves_its_claim(target: ArrayRef, monkeypa
         before = beat_of(target)
         wait_until(lambda: beat_of(target) > before, "a beat")
         for _ in range(20):
-            Documents(target, read_only=False).write("job", "{}")
+            Documents(target, read_only=False).write("finished", "{}")
             remove_array(target, held)
             assert running_driver(target) is not None
-            assert Documents(target, read_only=True).read("job") is None
+            assert Documents(target, read_only=True).read("finished") is None
             held.beat()
         held.check()
         assert held.is_ours()
