@@ -51,11 +51,35 @@ def plan(request: PlanRequest) -> Plan:
     >>> [(stage.source, stage.target, stage.region) for stage in plan(request).stages]
     [('source', 'target', (100, 200, 200))]
     """
+    return _planned(request, math.inf)
+
+
+def faster_plan(request: PlanRequest, seconds: float) -> Plan | None:
+    """The best plan for a request if it is predicted to take less than ``seconds``, or None.
+
+    Of what is slower only as much is looked at as is needed to know that; so it may miss in ``alternatives``.
+
+    Raises
+    ------
+    BudgetError
+        As :func:`plan` does, whatever ``seconds`` are.
+    """
+    planned = _planned(request, seconds)
+    return planned if planned.predicted_s < seconds else None
+
+
+def _planned(request: PlanRequest, below: float) -> Plan:
+    """The best plan; some slower one where none takes less than ``below`` seconds."""
     if 0 in request.shape:
         nothing = unchecked_stage(request, request.memory(), request.write_unit, (SOURCE, TARGET), request.threads)
         return Plan(stages=(nothing,), max_mem=request.max_mem)
     if request.max_objects is None and request.min_object_bytes is None:
-        return choose(request, _weighed(request))
+        return choose(request, _weighed(request, below))
+    return _limited(request)
+
+
+def _limited(request: PlanRequest) -> Plan:
+    """The best plan that keeps the limits on objects."""
     limits.refuse_target(request)
     planned = _within_limits(request)
     if isinstance(planned, Plan):
@@ -96,8 +120,8 @@ def _within_limits(request: PlanRequest) -> Plan | dict[str, int]:
     return choose(request, weighed)
 
 
-def _weighed(request: PlanRequest) -> dict[Way, Stages]:
-    """The best plan of each way; empty where none keeps the limits."""
+def _weighed(request: PlanRequest, below: float = math.inf) -> dict[Way, Stages]:
+    """The best plan of each way that may take less than ``below`` seconds; empty where none keeps the limits."""
     least = least_stages(request)
     if not request.shape:
         return {DIRECT: least}
@@ -107,9 +131,12 @@ def _weighed(request: PlanRequest) -> dict[Way, Stages]:
     if one is not None and (request.most_stages == 1 or _beats_any_two(request, one)):
         return {DIRECT: one}
     found = [] if direct is None else [direct]
-    known = sum(stage.predicted_s for stage in least) if keeps_limits(request, least) else math.inf
+    known = min(below / NEAR, sum(stage.predicted_s for stage in least) if keeps_limits(request, least) else math.inf)
     for way in _ways(request):
         fastest = min((known, *(float(rows.seconds.min()) for rows in found)))
+        if way.stages == 2 and direct is not None:
+            # one stage that reads and writes less is preferred where it is nearly as fast
+            fastest = min(fastest, float(direct.seconds[direct.traffic < 4].min(initial=math.inf)) / NEAR)
         if request.cost.in_flight_scales and any(way.sharded):
             # on a disk it has to be faster than what is nearly as fast as the fastest: see choosing
             fastest /= NEAR**2

@@ -6,7 +6,7 @@ between g2 and g3 is two pairs of regions, as in a plan of two stages, that shar
 
 * the outer regions are a few of those of :func:`rechunk_exec.candidates.staged_axis`, evenly on a logarithmic scale;
 * a middle region is a multiple of one of them, so that pieces are whole on that side, or one of them, or the axis;
-* each pair has the chunks of :func:`rechunk_exec.candidates.triples`.
+* each pair has the chunks of :func:`rechunk_exec.candidates.pairs`.
 
 Example: rows of 100 x 100 to columns, along the first axis, with first regions of 1 to 10 rows: 1 row, joined in the
 second stage to 10, then to all 100:
@@ -24,9 +24,9 @@ from rechunk_exec.candidates import (
     StagedAxis,
     all_chains,
     is_short,
+    pairs,
     per_count,
     spread,
-    triples,
     whole_and_parts,
     with_sums,
 )
@@ -54,9 +54,9 @@ def deeper_axis(axis: StagedAxis) -> AxisOptions:
     before = first
     for most in middle:
         between = _between(n, before, last, most)
-        chains = _join(chains, _pairs(axis, before, between, 1))
+        chains = _join(chains, pairs(n, before, between))
         before = between
-    return with_sums(axis, _join(chains, _pairs(axis, before, last, axis.write_unit)), _COMPARED)
+    return with_sums(axis, _join(chains, pairs(n, before, last)), _COMPARED)
 
 
 def _outer(sizes: IntArray, most: float) -> IntArray:
@@ -72,24 +72,15 @@ def _between(n: int, first: IntArray, last: IntArray, most: float) -> IntArray:
     return np.asarray(sizes[sizes <= most], dtype=np.int64)
 
 
-def _pairs(axis: StagedAxis, before: IntArray, after: IntArray, write_unit: int) -> IntArray:
-    """Columns of (region, chunk, region) with regions of these sizes."""
-    most = (float(axis.n), float(axis.n))
-    given = StagedAxis(n=axis.n, read_unit=1, write_unit=write_unit, fetch_unit=1, most=most)
-    found = triples(given, before, after)
-    return found[:, np.isin(found[0], before) & np.isin(found[2], after)]
-
-
-def _join(chains: IntArray | None, pairs: IntArray) -> IntArray:
-    """The chains, each with every pair that begins with the region it ends with."""
+def _join(chains: IntArray | None, links: IntArray) -> IntArray:
+    """The chains, each with every link that begins with the region it ends with; links are in order."""
     if chains is None:
-        return pairs
-    pairs = pairs[:, np.argsort(pairs[0], kind="stable")]
-    start = np.searchsorted(pairs[0], chains[-1], side="left")
-    counts = np.searchsorted(pairs[0], chains[-1], side="right") - start
+        return links
+    start = np.searchsorted(links[0], chains[-1], side="left")
+    counts = np.searchsorted(links[0], chains[-1], side="right") - start
     # every so manieth chain where all would be too many
     step = -(-int(counts.sum()) // _CHAINS) or 1
     which = np.repeat(np.arange(chains.shape[1]), counts)
     offsets = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    joined = np.concatenate([chains[:, which], pairs[1:, np.repeat(start, counts) + offsets]])
+    joined = np.concatenate([chains[:, which], links[1:, np.repeat(start, counts) + offsets]])
     return np.asarray(joined[:, ::step])

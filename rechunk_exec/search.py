@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from rechunk_exec.candidates import StagedAxis, direct_axis, is_short, staged_axis
-from rechunk_exec.combining import AxisOptions, Bounds, combine
+from rechunk_exec.combining import AxisOptions, Bounds, combine, thinned
 from rechunk_exec.cost import SOURCE, StageWork
 from rechunk_exec.deeper import deeper_axis
 from rechunk_exec.grid import ceil_div, clip
@@ -26,6 +26,10 @@ from rechunk_exec.weighing import EXACT, NEAR, Aim, Rows, Stages, Way, halvings,
 
 DIRECT = Way()
 TWO = Way((False,))
+_MANY = 5_000
+"""Combinations from which on it is worth to look at some of them first."""
+_SOONER = 0.99
+"""How much lower a bound has to be for a second search to be worth it."""
 _TRIED = 1000
 """Rows tried in order of preference before the search is given up; nearly always the first is taken."""
 
@@ -63,14 +67,25 @@ def rows_of(request: PlanRequest, way: Way, options: Axes, fastest: float = math
     bounds = Bounds(limits=limits, weights=_second_weights(request, way), also=_object_bounds(request, way))
     if way == DIRECT:
         return weigh_found(request, way, axes, combine(axes, bounds), aim)
-    bounds = replace(bounds, total=fastest * NEAR - aim.always)
-    found = combine(axes, bounds)
-    rows = weigh_found(request, way, axes, found, aim)
-    if rows is not None and not found.complete:
+    parts: list[Rows] = []
+
+    def search(few: Sequence[AxisOptions], fastest: float) -> tuple[float, bool]:
+        """Weigh what may be near the fastest; the time of the fastest then, and whether all was weighed."""
+        found = combine(few, replace(bounds, total=fastest * NEAR - aim.always))
+        rows = weigh_found(request, way, few, found, aim)
+        if rows is None:
+            return fastest, found.complete
+        parts.append(rows)
+        return min(fastest, float(rows.seconds.min())), found.complete
+
+    if math.prod(map(len, axes)) > _MANY:
+        # What is found among a few options bounds the search among all.
+        fastest, _ = search(thinned(axes, _MANY, way.stages), fastest)
+    found, complete = search(axes, fastest)
+    if not complete and found < fastest * _SOONER:
         # What was found bounds a second search, which has room for more of the combinations that matter.
-        found = combine(axes, replace(bounds, total=min(fastest, float(rows.seconds.min())) * NEAR - aim.always))
-        rows = weigh_found(request, way, axes, found, aim) or rows
-    return rows
+        search(axes, found)
+    return Rows.joined(parts)
 
 
 def rows_with(request: PlanRequest, way: Way, options: Axes, wanted: Literal["objects", "object_bytes"]) -> Rows | None:
