@@ -4,8 +4,9 @@
    does not depend on the budget (:mod:`rechunk_exec.least`). A smaller budget is a
    :class:`~rechunk_exec.errors.BudgetError` that names it.
 2. One stage: every combination of the regions worth weighing that fits (:mod:`rechunk_exec.search`).
-3. Two and three stages, through uncompressed intermediates of one object a chunk, or one a task; unless what is known
-   already is faster than any of them can be. A third has to save ``CostModel.deeper_s``.
+3. Two, three and four stages, through uncompressed intermediates of one object a chunk, or one a task; unless what is
+   known already is faster than any of them can be. A third has to save ``CostModel.deeper_s``, and so has a fourth,
+   which is only tried where the third did.
 4. Choice (:mod:`rechunk_exec.choosing`): least predicted time; among those within 2 % least traffic, then fewest
    objects, then more tasks than the executor runs at once, then least memory of a task down to 64 MiB, and below that
    fewest tasks. On a disk intermediates of one object a task have to be faster than that.
@@ -32,6 +33,9 @@ from rechunk_exec.search import DIRECT, TWO, Axes, best, keeps_limits, rows_of, 
 from rechunk_exec.weighing import NEAR, Rows, Stages, Way
 
 __all__ = ["MOST_CHUNK_BYTES", "PlanRequest", "SourceLayout", "TargetLayout", "plan"]
+
+_MIXED = 3
+"""Stages up to which intermediates of one plan may have several forms."""
 
 
 def plan(request: PlanRequest) -> Plan:
@@ -133,23 +137,28 @@ def _weighed(request: PlanRequest, below: float = math.inf) -> dict[Way, Stages]
     found = [] if direct is None else [direct]
     known = min(below / NEAR, sum(stage.predicted_s for stage in least) if keeps_limits(request, least) else math.inf)
     for way in _ways(request):
-        fastest = min((known, *(float(rows.seconds.min()) for rows in found)))
-        if way.stages == 2 and direct is not None:
+        alike = [rows for rows in found if rows.way.stages == way.stages]
+        if way.stages > 3 and not any(rows.way.stages == way.stages - 1 for rows in found):
+            # where one stage less did not gain by it, this one does not either
+            break
+        fastest = min((known, *(rows.fastest for rows in found if rows.way.stages < way.stages)))
+        if way.stages > 2:
+            fastest = (fastest - request.cost.deeper_s) / NEAR
+        elif direct is not None:
             # one stage that reads and writes less is preferred where it is nearly as fast
             fastest = min(fastest, float(direct.seconds[direct.traffic < 4].min(initial=math.inf)) / NEAR)
+        fastest = min((fastest, *(rows.fastest for rows in alike)))
         if request.cost.in_flight_scales and any(way.sharded):
             # on a disk it has to be faster than what is nearly as fast as the fastest: see choosing
             fastest /= NEAR**2
-        if way.stages > 2:
-            fastest = (fastest - request.cost.deeper_s) / NEAR
-        rows = rows_of(request, way, options, fastest)
+        rows = rows_of(request, way, options, fastest, alike)
         if rows is not None:
             found.append(rows)
     return _best_of(request, found, least)
 
 
 def _best_of(request: PlanRequest, found: list[Rows], least: Stages) -> dict[Way, Stages]:
-    fastest = min((float(rows.seconds.min()) for rows in found), default=0.0)
+    fastest = min((rows.fastest for rows in found), default=0.0)
     weighed = {rows.way: stages for rows in found if (stages := best(request, rows, fastest)) is not None}
     # the plan that holds least fits even where the search, which thins its rows, found none of its kind
     if keeps_limits(request, least):
@@ -158,10 +167,11 @@ def _best_of(request: PlanRequest, found: list[Rows], least: Stages) -> dict[Way
 
 
 def _ways(request: PlanRequest) -> list[Way]:
-    """The ways to copy in two or more stages, fewer stages first."""
+    """The ways to copy in two or more stages, fewer stages first; with many intermediates all of these in one form."""
     forms = (False, True) if request.sharded_temp else (False,)
     counts = range(2, request.most_stages + 1)
     ways = [Way(sharded) for stages in counts for sharded in itertools.product(forms, repeat=stages - 1)]
+    ways = [way for way in ways if way.stages <= _MIXED or len(set(way.sharded)) == 1]
     # of as many stages those in one form first: they bound the search for the mixed ones
     return sorted(ways, key=lambda way: (way.stages, len(set(way.sharded))))
 

@@ -190,7 +190,7 @@ def triples(axis: StagedAxis, first: IntArray, second: IntArray) -> IntArray:
             sizes = spread(per_count(n, math.lcm(size, axis.read_unit)), _MULTIPLES)
             same = np.full_like(sizes, size)
             found.append(_columns(sizes, same, same, sizes <= axis.most[0]))
-    return _unique_columns(np.minimum(np.concatenate(found, axis=1), n))
+    return unique_columns(np.minimum(np.concatenate(found, axis=1), n))
 
 
 def pairs(n: int, first: IntArray, second: IntArray) -> IntArray:
@@ -212,14 +212,14 @@ def pairs(n: int, first: IntArray, second: IntArray) -> IntArray:
         whole = np.maximum(pieces, 1)
         # parts of a region of whole source units are cut later
         found.append(_columns(g1, g1 // whole, g2, short & (g1 > g2) & (g1 % whole == 0)))
-    return _unique_columns(np.concatenate(found, axis=1))
+    return unique_columns(np.concatenate(found, axis=1))
 
 
 def _every_pair(first: IntArray, second: IntArray) -> tuple[IntArray, IntArray]:
     return np.repeat(first, len(second)), np.tile(second, len(first))
 
 
-def _unique_columns(columns: IntArray) -> IntArray:
+def unique_columns(columns: IntArray) -> IntArray:
     """The columns in order, each once."""
     columns = columns[:, np.lexsort(columns[::-1])]
     new = np.ones(columns.shape[1], dtype=np.bool_)

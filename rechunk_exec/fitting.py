@@ -92,8 +92,8 @@ def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: Wor
     whole: dict[int, Plan] = {}
     refusals: list[BudgetError] = []
     first, last = 0, len(requests) - 1
-    # The last one has most memory for a task. Where that tells in the time, it bounds the search of those between.
-    for number in dict.fromkeys((first, last, *range(len(requests)))):
+    # The last one has most memory for a task. Where that tells in the time, it bounds the search of the others.
+    for number in dict.fromkeys((last, first, *range(len(requests)))):
         earlier = {other: seconds for other, seconds in timed.items() if other < number}
         worth = min(earlier[_worth_it(earlier)] / _NEAR if earlier else math.inf, timed.get(last, math.inf) * _NEAR**2)
         try:
@@ -157,7 +157,9 @@ def _requests(
 def _seconds(candidate: Plan, request: PlanRequest, workers: WorkerShape) -> float:
     """Seconds by which plans are compared that hold different regions: each worker first has to get the memory."""
     fresh_bps = request.cost.fresh_bps or _FRESH_BPS * request.cost.cores
-    return candidate.predicted_s + max(stage.fresh_bytes(workers.workers) for stage in candidate.stages) / fresh_bps
+    seconds = candidate.predicted_s + max(stage.fresh_bytes(workers.workers) for stage in candidate.stages) / fresh_bps
+    # two intermediates at once must be worth their room here as they must among plans for one request
+    return seconds * _NEAR if len(candidate.stages) > 2 else seconds
 
 
 def _units_in_flight(model: cost.CostModel, tasks_at_once: int) -> int:

@@ -79,6 +79,11 @@ class Rows:
     held: FloatArray
     """Bytes that one task holds."""
 
+    @property
+    def fastest(self) -> float:
+        """The least seconds."""
+        return float(self.seconds.min())
+
     def row(self, number: int) -> list[tuple[int, ...]]:
         """The shapes of one combination."""
         return [tuple(int(sizes[number]) for sizes in shape) for shape in self.sizes]
@@ -102,7 +107,7 @@ class Rows:
 
     def in_order(self, fastest: float) -> Iterator[int]:
         """Numbers of rows, best first: those near the fastest by preference, then the others by time."""
-        least = float(self.seconds.min())
+        least = self.fastest
         ceiling = (fastest if fastest > 0 and least <= fastest * NEAR else least) * NEAR
         near = np.flatnonzero(self.seconds <= ceiling)
         more_held = np.maximum(self.held, ENOUGH)
