@@ -78,17 +78,23 @@ def _planned(request: PlanRequest, below: float) -> Plan:
         nothing = unchecked_stage(request, request.memory(), request.write_unit, (SOURCE, TARGET), request.threads)
         return Plan(stages=(nothing,), max_mem=request.max_mem)
     if request.max_objects is None and request.min_object_bytes is None:
-        return choose(request, _weighed(request, below))
-    return _limited(request)
+        return choose(request, _weighed(request, Axes(request), below))
+    return _limited(request, below)
 
 
-def _limited(request: PlanRequest) -> Plan:
-    """The best plan that keeps the limits on objects."""
+def _limited(request: PlanRequest, below: float) -> Plan:
+    """The best plan that keeps the limits on objects; or one that takes ``below`` seconds or more."""
     limits.refuse_target(request)
+    if below < math.inf:
+        # limits make no plan faster
+        unlimited = _unlimited(request)
+        faster = choose(unlimited, _weighed(unlimited, Axes(unlimited), below))
+        if faster.predicted_s >= below:
+            return faster
     planned = _within_limits(request)
     if isinstance(planned, Plan):
         return planned
-    needed = limits.needed_bytes(request, lambda other: isinstance(_within_limits(other), Plan))
+    needed = limits.needed_bytes(request, lambda other: not isinstance(_first_within(other, Axes(other)), dict))
     if needed <= request.max_mem:
         # the search found none with more memory than is enough
         within = _within_limits(replace(request, max_mem=needed))
@@ -100,42 +106,71 @@ def _limited(request: PlanRequest) -> Plan:
 def _enough(request: PlanRequest, possible: Mapping[str, int]) -> Mapping[str, int]:
     """Those of the values that are enough alone: room for an intermediate is not, if its objects pass another limit."""
     room = possible.get("max_temp_bytes")
-    if room is None or isinstance(_within_limits(replace(request, max_temp_bytes=room)), Plan):
+    if room is None:
+        return possible
+    roomy = replace(request, max_temp_bytes=room)
+    if not isinstance(_first_within(roomy, Axes(roomy)), dict):
         return possible
     return {name: value for name, value in possible.items() if name != "max_temp_bytes"}
 
 
 def _within_limits(request: PlanRequest) -> Plan | dict[str, int]:
     """The best plan that keeps the limits on objects; or the values of the limits that would do."""
-    unlimited = replace(request, max_objects=None, min_object_bytes=None)
+    options = Axes(request)
+    first = _first_within(request, options)
+    if not isinstance(first, tuple):
+        return first
+    weighed = _weighed(request, options, known=sum(stage.predicted_s for stage in first))
+    way = Way(tuple(stage.write_unit != stage.chunk for stage in first[:-1]))
+    weighed.setdefault(way, first)
+    return choose(request, weighed)
+
+
+def _first_within(request: PlanRequest, options: Axes) -> Plan | Stages | dict[str, int]:
+    """The plan that is best without the limits, if it keeps them; else one that does; else the values that would do."""
+    unlimited = _unlimited(request)
     try:
-        free = _weighed(unlimited)
+        free = _weighed(unlimited, options)
     except BudgetError as refused:
         return refused.limits
     if keeps_limits(request, (chosen := choose(unlimited, free)).stages):
         return chosen
-    extremes = limits.extremes(request, _ways(request), tuple(free.values()))
-    kept = extremes.keeping(request)
-    if kept is None:
-        return extremes.possible(request)
-    weighed = _weighed(request)
-    way = Way(tuple(stage.write_unit != stage.chunk for stage in kept[:-1]))
-    weighed.setdefault(way, kept)
-    return choose(request, weighed)
+    kept = [stages for stages in free.values() if keeps_limits(request, stages)]
+    if kept:
+        return min(kept, key=lambda stages: sum(stage.predicted_s for stage in stages))
+    extremes = limits.extremes(request, _ways(request), tuple(free.values()), options)
+    return extremes.keeping(request) or extremes.possible(request)
 
 
-def _weighed(request: PlanRequest, below: float = math.inf) -> dict[Way, Stages]:
-    """The best plan of each way that may take less than ``below`` seconds; empty where none keeps the limits."""
+def _unlimited(request: PlanRequest) -> PlanRequest:
+    return replace(request, max_objects=None, min_object_bytes=None)
+
+
+def _weighed(
+    request: PlanRequest, options: Axes, below: float = math.inf, known: float = math.inf
+) -> dict[Way, Stages]:
+    """The best plan of each way; empty where none keeps the limits.
+
+    Parameters
+    ----------
+    request : PlanRequest
+    options : Axes
+    below : float
+        Seconds; plans that take longer, or as long, are not looked for.
+    known : float
+        Seconds of a plan that there is; much slower ones are not looked for.
+    """
     least = least_stages(request)
     if not request.shape:
         return {DIRECT: least}
-    options = Axes(request)
     direct = rows_of(request, DIRECT, options)
     one = best(request, direct)
     if one is not None and (request.most_stages == 1 or _beats_any_two(request, one)):
         return {DIRECT: one}
     found = [] if direct is None else [direct]
-    known = min(below / NEAR, sum(stage.predicted_s for stage in least) if keeps_limits(request, least) else math.inf)
+    known = min(known, below / NEAR)
+    if keeps_limits(request, least):
+        known = min(known, sum(stage.predicted_s for stage in least))
     for way in _ways(request):
         alike = [rows for rows in found if rows.way.stages == way.stages]
         if way.stages > 3 and not any(rows.way.stages == way.stages - 1 for rows in found):
