@@ -93,6 +93,15 @@ class Combinations:
     complete: bool
     """Whether none were left out that are within the bounds."""
 
+    def first(self, most: int | None) -> Combinations:
+        """At most so many, those of the least weights; all of them for None."""
+        if most is None or len(self.weights) <= most:
+            return self
+        least = np.argpartition(self.weights, most)[:most]
+        return Combinations(
+            numbers=[numbers[least] for numbers in self.numbers], weights=self.weights[least], complete=False
+        )
+
 
 def combine(axes: Sequence[AxisOptions], bounds: Bounds) -> Combinations:
     """The combinations to weigh, or a choice of them where they are too many. There is at least one axis."""

@@ -84,9 +84,9 @@ def rows_of(
         return weigh_found(request, way, axes, combine(axes, bounds), aim)
     parts: list[Rows] = []
 
-    def search(few: Sequence[AxisOptions], fastest: float) -> tuple[float, bool]:
+    def search(few: Sequence[AxisOptions], fastest: float, most: int | None = None) -> tuple[float, bool]:
         """Weigh what may be near the fastest; the time of the fastest then, and whether all was weighed."""
-        found = combine(few, replace(bounds, total=fastest * NEAR - aim.always))
+        found = combine(few, replace(bounds, total=fastest * NEAR - aim.always)).first(most)
         rows = weigh_found(request, way, few, found, aim)
         if rows is None:
             return fastest, found.complete
@@ -105,7 +105,7 @@ def rows_of(
     nets = 0 if way.stages == 2 else _NETS if parts else min(1, len(alike))
     start = parts or alike
     for _ in range(nets):
-        sooner, _ = search(options.around(way, _fastest_regions(start)), found)
+        sooner, _ = search(options.around(way, _fastest_regions(start)), found, _MANY)
         if sooner >= found * _SOONER and min(rows.fastest for rows in start) <= worth:
             break
         found, start = sooner, parts or alike
