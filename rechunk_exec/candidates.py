@@ -197,7 +197,7 @@ def pairs(n: int, first: IntArray, second: IntArray) -> IntArray:
     """Columns of (first region, intermediate chunk, second region), the regions of these sizes and no others.
 
     >>> pairs(100, np.array([6, 100]), np.array([4])).T.tolist()
-    [[6, 2, 4], [6, 6, 4], [100, 4, 4]]
+    [[6, 2, 4], [6, 3, 4], [6, 6, 4], [100, 4, 4]]
     """
     g1, g2 = _every_pair(first, second)
     short = (g1 < n) & (g2 < n)
