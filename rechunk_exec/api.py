@@ -203,9 +203,10 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         layouts = layouts.worked_in(work_bytes(stored.dtype))
     try:
         plan = plan_for_workers(layouts, budget.max_mem, cost_model, workers) if begun is None else begun.plan
-        if begun is None and _passes_disk(plan, places.temp):
-            one = replace(limits, max_temp_bytes=plan.stages[0].nbytes)
-            plan = plan_for_workers(replace(layouts, limits=one), budget.max_mem, cost_model, workers)
+        room = None if begun is not None else _too_little_room(plan, places.temp)
+        if room is not None:
+            fewer = replace(limits, max_temp_bytes=max(room, plan.stages[0].nbytes))
+            plan = plan_for_workers(replace(layouts, limits=fewer), budget.max_mem, cost_model, workers)
     except BudgetError as refusal:
         refusal.args = (f"{refusal}; the array is {places.source}",)
         raise
@@ -238,12 +239,12 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     )
 
 
-def _passes_disk(plan: Plan, temp: ArrayRef | None) -> bool:
-    """Whether a plan has two intermediates at once where the disk has no room for them."""
+def _too_little_room(plan: Plan, temp: ArrayRef | None) -> int | None:
+    """The bytes that are free on a disk which has no room for a plan's several intermediates, or None."""
     if temp is None or plan.temp_bytes <= plan.stages[0].nbytes:
-        return False
+        return None
     free = storage.free_bytes(temp)
-    return free is not None and free < plan.temp_bytes
+    return free if free is not None and free < plan.temp_bytes else None
 
 
 def verify(  # noqa: PLR0913 - what rechunk takes, and the sample

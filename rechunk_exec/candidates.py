@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.ma  # np.unique imports it when first called, where a Ctrl-C could break the import off
@@ -34,14 +35,17 @@ _PAIRS = 2000
 """Pairs of regions considered for an axis where both regions of a staged plan may be shorter than the axis."""
 _COMPARED = 2000
 """Options of an axis that are compared with each other."""
+_BLOCK = 64
+"""Options that are compared with all that are left at once."""
 _MULTIPLES = 40
 """Common multiples of a region and a unit considered."""
 
 
+@lru_cache(maxsize=4096)
 def per_count(n: int, step: int) -> IntArray:
     """The smallest multiple of ``step`` for each number of regions that multiples of it can cut ``n`` elements into.
 
-    There are about ``2 * sqrt(n / step)``, sorted, none longer than ``n``.
+    There are about ``2 * sqrt(n / step)``, sorted, none longer than ``n``; not to be written to: they are kept.
 
     >>> per_count(100, 10).tolist()
     [10, 20, 30, 40, 50, 100]
@@ -52,7 +56,9 @@ def per_count(n: int, step: int) -> IntArray:
     steps = np.unique(np.concatenate([counts, -(-units // counts)]))
     # of several multiples with the same number of regions the smallest
     steps = -(-units // -(-units // steps))
-    return np.unique(np.minimum(steps * step, n))
+    sizes = np.unique(np.minimum(steps * step, n))
+    sizes.flags.writeable = False
+    return sizes
 
 
 def region_sizes(n: int, read_unit: int, write_unit: int) -> IntArray:
@@ -161,25 +167,19 @@ def least_staged_axis(axis: StagedAxis) -> AxisOptions:
 
 
 def triples(axis: StagedAxis, first: IntArray, second: IntArray) -> IntArray:
-    """Columns of (first region, intermediate chunk, second region) from sizes for both regions."""
+    """Columns of (first region, intermediate chunk, second region) from sizes for both regions, and multiples of those.
+
+    One region may be a multiple of the other that is not among the sizes: so that prime sizes find company.
+    """
     n = axis.n
-    g1, g2 = (grid.ravel() for grid in np.meshgrid(first, second, indexing="ij"))
+    g1, g2 = _every_pair(first, second)
     short = (g1 < n) & (g2 < n)
-    common = np.gcd(g1, g2)
-    found = [
-        _columns(g1, np.where(g1 >= n, g2, g1), g2, ~short),
-        _columns(g1, common, g2, short & (common * 8 >= np.minimum(g1, g2))),
-        # the second stage cuts the chunks that the first stage's regions are
-        _columns(g1, g1, g2, short & (g1 <= g2)),
-    ]
-    for pieces in (g1 // g2, -(-g1 // g2)):
-        whole = np.maximum(pieces, 1)
-        # regions of whole target units cut source chunks; parts of a region of whole source units are cut later
-        found += [_columns(g2 * whole, g2, g2, short & (g1 > g2))]
-        found += [_columns(g1, g1 // whole, g2, short & (g1 > g2) & (g1 % whole == 0))]
-    for pieces in (g2 // g1, -(-g2 // g1)):
-        whole = np.maximum(pieces, 1)
-        found += [_columns(g2 // whole, g2 // whole, g2, short & (g1 < g2) & (g2 % whole == 0))]
+    # regions of whole target units cut source chunks
+    whole_units = [_columns(g2 * whole, g2, g2, short & (g1 > g2)) for whole in (g1 // g2, -(-g1 // g2))]
+    found = [pairs(n, first, second), *whole_units]
+    for whole in (g2 // g1, -(-g2 // g1)):
+        parts = g2 // np.maximum(whole, 1)
+        found.append(_columns(parts, parts, g2, short & (g1 < g2) & (g2 % np.maximum(whole, 1) == 0)))
     for size in first.tolist():
         if math.lcm(size, axis.write_unit) < n:
             sizes = spread(per_count(n, math.lcm(size, axis.write_unit)), _MULTIPLES)
@@ -190,7 +190,41 @@ def triples(axis: StagedAxis, first: IntArray, second: IntArray) -> IntArray:
             sizes = spread(per_count(n, math.lcm(size, axis.read_unit)), _MULTIPLES)
             same = np.full_like(sizes, size)
             found.append(_columns(sizes, same, same, sizes <= axis.most[0]))
-    return np.asarray(np.unique(np.minimum(np.concatenate(found, axis=1), n), axis=1), dtype=np.int64)
+    return unique_columns(np.minimum(np.concatenate(found, axis=1), n))
+
+
+def pairs(n: int, first: IntArray, second: IntArray) -> IntArray:
+    """Columns of (first region, intermediate chunk, second region), the regions of these sizes and no others.
+
+    >>> pairs(100, np.array([6, 100]), np.array([4])).T.tolist()
+    [[6, 2, 4], [6, 3, 4], [6, 6, 4], [100, 4, 4]]
+    """
+    g1, g2 = _every_pair(first, second)
+    short = (g1 < n) & (g2 < n)
+    common = np.gcd(g1, g2)
+    found = [
+        _columns(g1, np.where(g1 >= n, g2, g1), g2, ~short),
+        _columns(g1, common, g2, short & (common * 8 >= np.minimum(g1, g2))),
+        # the second stage cuts the chunks that the first stage's regions are
+        _columns(g1, g1, g2, short & (g1 <= g2)),
+    ]
+    for pieces in (g1 // g2, -(-g1 // g2)):
+        whole = np.maximum(pieces, 1)
+        # parts of a region of whole source units are cut later
+        found.append(_columns(g1, g1 // whole, g2, short & (g1 > g2) & (g1 % whole == 0)))
+    return unique_columns(np.concatenate(found, axis=1))
+
+
+def _every_pair(first: IntArray, second: IntArray) -> tuple[IntArray, IntArray]:
+    return np.repeat(first, len(second)), np.tile(second, len(first))
+
+
+def unique_columns(columns: IntArray) -> IntArray:
+    """The columns in order, each once."""
+    columns = columns[:, np.lexsort(columns[::-1])]
+    new = np.ones(columns.shape[1], dtype=np.bool_)
+    new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+    return np.asarray(columns[:, new], dtype=np.int64)
 
 
 def _columns(first: IntArray, chunk: IntArray, second: IntArray, valid: BoolArray) -> IntArray:
@@ -242,12 +276,17 @@ def _undominated(options: AxisOptions, also: IntArray) -> AxisOptions:
     factors = np.concatenate([options.factors, also])
     left = np.argsort(np.log(factors).sum(axis=0), kind="stable")
     values = factors[:, left]
-    number = 0
-    while number < len(left):
-        kept = np.asarray((values < values[:, number : number + 1]).any(axis=0))
-        kept[number] = True
+    start = 0
+    # who beats another one comes before it, so that it is enough to look at those that come after
+    while start < len(left):
+        end = min(start + _BLOCK, len(left))
+        beaten = np.ones((end - start, len(left) - start), dtype=np.bool_)
+        for row in values:
+            beaten &= row[start:end, None] <= row[None, start:]
+        kept = np.ones(len(left), dtype=np.bool_)
+        kept[start:] = ~np.triu(beaten, 1).any(axis=0)
+        start += int(kept[start:end].sum())
         left, values = left[kept], values[:, kept]
-        number = int(kept[:number].sum()) + 1
     return options.take(np.sort(left))
 
 

@@ -72,6 +72,15 @@ class Bounds:
             kept = kept & (np.array(weights) @ products <= total)
         return kept
 
+    def keep_pairs(self, ones: FloatArray, others: FloatArray) -> BoolArray:
+        """The same for the product of each column of ``ones`` (down) with each of ``others`` (across)."""
+        kept = np.ones((ones.shape[1], others.shape[1]), dtype=np.bool_)
+        for weights, total in ((self.weights, self.total), *self.also):
+            if total < math.inf:
+                # a sum of products rounds in another order than elsewhere
+                kept &= (ones * np.reshape(weights, (-1, 1))).T @ others <= total * (1 + 1e-12)
+        return kept
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combinations:
@@ -84,13 +93,22 @@ class Combinations:
     complete: bool
     """Whether none were left out that are within the bounds."""
 
+    def first(self, most: int | None) -> Combinations:
+        """At most so many, those of the least weights; all of them for None."""
+        if most is None or len(self.weights) <= most:
+            return self
+        least = np.argpartition(self.weights, most)[:most]
+        return Combinations(
+            numbers=[numbers[least] for numbers in self.numbers], weights=self.weights[least], complete=False
+        )
+
 
 def combine(axes: Sequence[AxisOptions], bounds: Bounds) -> Combinations:
     """The combinations to weigh, or a choice of them where they are too many. There is at least one axis."""
     order = sorted(range(len(axes)), key=lambda axis: len(axes[axis]))
-    if min(len(axis) for axis in axes) == 0:
-        return Combinations(numbers=[np.zeros(0, dtype=np.int64) for _ in axes], weights=np.zeros(0), complete=True)
     useful = _within(axes, bounds)
+    if min(map(len, useful)) == 0:
+        return Combinations(numbers=[np.zeros(0, dtype=np.int64) for _ in axes], weights=np.zeros(0), complete=True)
     shortened = _shorten([axes[axis] for axis in order], [useful[axis] for axis in order], len(bounds.limits))
     complete = all(len(few) == len(useful[axis]) for axis, few in zip(order, shortened, strict=True))
     totals = np.ones((axes[0].factors.shape[0], 1))
@@ -98,14 +116,14 @@ def combine(axes: Sequence[AxisOptions], bounds: Bounds) -> Combinations:
     for position, original in enumerate(shortened):
         options = axes[order[position]].take(original)
         later = [
-            axes[axis].factors[:, few].min(axis=1, keepdims=True, initial=math.inf)
+            axes[axis].factors[:, few].min(axis=1, keepdims=True)
             for axis, few in zip(order[position + 1 :], shortened[position + 1 :], strict=True)
         ]
         least = np.prod(later, axis=0) if later else np.ones((totals.shape[0], 1))
         before, here = _products_within(totals, options, least, bounds)
         totals = totals[:, before] * options.factors[:, here]
         times = np.array(bounds.weights) @ (totals * least)
-        best = np.flatnonzero(bounds.keep(totals * least))
+        best = np.flatnonzero(times <= bounds.total)
         if later and len(best) * len(shortened[position + 1]) > _ROWS:
             complete = False
             cells = cells_of(totals[: len(bounds.limits), best], max(500, _ROWS // len(shortened[position + 1])))
@@ -123,18 +141,17 @@ def combine(axes: Sequence[AxisOptions], bounds: Bounds) -> Combinations:
 def _products_within(
     totals: FloatArray, options: AxisOptions, least: FloatArray, bounds: Bounds
 ) -> tuple[IntArray, IntArray]:
-    """Numbers of the totals and of the options whose products keep to the limits; most do not."""
-    kept: BoolArray | None = None
+    """Numbers of the totals and of the options whose products keep to the bounds; most do not."""
+    kept = bounds.keep_pairs(totals * least, options.factors)
     for total, factor, rest, limit in zip(totals, options.factors, least[:, 0], bounds.limits, strict=False):
-        within = np.outer(total, factor) * rest <= limit
-        kept = within if kept is None else kept & within
-    before, here = np.nonzero(np.ones((totals.shape[1], len(options))) if kept is None else kept)
+        kept &= np.outer(total, factor) * rest <= limit
+    before, here = np.nonzero(kept)
     return before, here
 
 
 def _within(axes: Sequence[AxisOptions], bounds: Bounds) -> list[IntArray]:
     """Numbers of the options of each axis that are within the bounds whatever is chosen on the others."""
-    least = [options.factors.min(axis=1) for options in axes]
+    least = [options.factors.min(axis=1, initial=math.inf) for options in axes]
     useful = []
     for axis, options in enumerate(axes):
         others = np.prod([few for other, few in enumerate(least) if other != axis], axis=0)
@@ -146,17 +163,24 @@ def _within(axes: Sequence[AxisOptions], bounds: Bounds) -> list[IntArray]:
     return useful
 
 
+def thinned(axes: Sequence[AxisOptions], combinations: int, bounded: int) -> list[AxisOptions]:
+    """A few options of each axis, those with the least sums, of which there are about so many combinations."""
+    most = max(2, int(combinations ** (1 / len(axes))))
+    return [options.take(_fewer(options, np.arange(len(options)), most, bounded)) for options in axes]
+
+
 def _shorten(axes: Sequence[AxisOptions], useful: Sequence[IntArray], bounded: int) -> list[IntArray]:
     """Numbers of the useful options; fewer where all combinations would be many."""
     if len(axes) < 2 or math.prod(len(numbers) for numbers in useful) <= 4 * _ROWS:
         return list(useful)
-    shortened = []
-    for options, numbers in zip(axes, useful, strict=True):
-        few = numbers
-        if len(numbers) > _KEPT:
-            factors = options.factors[:, numbers]
-            by_weight = np.argsort(factors[bounded:].sum(axis=0), kind="stable")
-            cells = cells_of(factors[:bounded], _KEPT)
-            few = numbers[np.sort(by_weight[np.unique(cells[by_weight], return_index=True)[1]])]
-        shortened.append(few)
-    return shortened
+    return [_fewer(options, numbers, _KEPT, bounded) for options, numbers in zip(axes, useful, strict=True)]
+
+
+def _fewer(options: AxisOptions, numbers: IntArray, most: int, bounded: int) -> IntArray:
+    """Of these options about ``most``: of those that are alike in the bounded factors the one that adds up to least."""
+    if len(numbers) <= most:
+        return numbers
+    factors = options.factors[:, numbers]
+    by_weight = np.argsort(factors[bounded:].sum(axis=0), kind="stable")
+    cells = cells_of(factors[:bounded], most)
+    return numbers[np.sort(by_weight[np.unique(cells[by_weight], return_index=True)[1]])]

@@ -92,8 +92,8 @@ class CostModel:
     """Seconds that it takes to start a stage on workers that have ended the one before. Part of the predicted time
     where it is known that there are several."""
     deeper_s: float = 1.0
-    """Seconds that a third stage has to save: two intermediates take twice the room, and small arrays are not worth
-    that. No part of the predicted time."""
+    """Seconds that a third stage has to save, and a fourth: each intermediate more takes as much room again, and small
+    arrays are not worth that. No part of the predicted time."""
     temp_bps: float | None = None
     """Bytes per second that the store of the intermediates takes and gives, over all workers, where writing and reading
     them waits for it: a slow disk, a network. None: it does not, and they are stored raw."""

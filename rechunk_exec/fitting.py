@@ -8,11 +8,11 @@ regions, or few with large ones and more threads each.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from rechunk_exec import cost
-from rechunk_exec.algorithm import plan
+from rechunk_exec.algorithm import faster_plan, plan
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.limits import nearest
@@ -87,50 +87,79 @@ def plan_for_workers(layouts: Layouts, max_mem: int, cost_model: str | cost.Cost
 
 
 def _fastest(layouts: Layouts, max_mem: int, model: cost.CostModel, workers: WorkerShape, *, staged: bool) -> Plan:
-    best: Plan | None = None
-    fastest = math.inf
+    requests = _requests(layouts, max_mem, model, workers, staged=staged)
+    timed: dict[int, float] = {}
+    whole: dict[int, Plan] = {}
     refusals: list[BudgetError] = []
-    ways = [
-        (source, tasks) for source in (layouts.source, layouts.finer) if source for tasks in _tasks_at_once(workers)
-    ]
-    for source, tasks_at_once in ways:
-        cores = max(1, workers.cores_per_worker // tasks_at_once)
-        units = max(cores, _units_in_flight(model, workers.workers * tasks_at_once))
-        request = PlanRequest(
-            shape=layouts.shape,
-            itemsize=layouts.itemsize,
-            source=source,
-            target=layouts.target,
-            max_mem=max_mem,
-            cost=model.running(workers.workers * tasks_at_once, units),
-            tasks_per_worker=tasks_at_once,
-            threads=units,
-            codec_threads=cores,
-            staged=staged,
-            sharded_temp=layouts.sharded_temp,
-            shard_scratch=layouts.shard_scratch,
-            temp_reading=layouts.temp_reading,
-            temp_writing=layouts.temp_writing,
-            **asdict(layouts.limits),
-        )
+    first, last = 0, len(requests) - 1
+    # The last one has most memory for a task. Where that tells in the time, it bounds the search of the others.
+    for number in dict.fromkeys((last, first, *range(len(requests)))):
+        earlier = {other: seconds for other, seconds in timed.items() if other < number}
+        worth = min(earlier[_worth_it(earlier)] / _NEAR if earlier else math.inf, timed.get(last, math.inf) * _NEAR**2)
         try:
-            candidate = plan(request)
+            candidate = faster_plan(requests[number], worth)
         except BudgetError as refusal:
             refusals.append(refusal)
             continue
-        # From whole chunks to finer reads, from many tasks at once to one: what comes later must be worth it.
-        seconds = _seconds(candidate, request, workers)
-        if best is None or seconds * _NEAR < fastest:
-            best, fastest = candidate, seconds
-    if best is None:
+        if candidate is not None:
+            timed[number] = _seconds(candidate, requests[number], workers)
+            if math.isinf(worth):
+                whole[number] = candidate
+    if not timed:
         raise nearest(refusals)
+    best = _worth_it(timed)
+    return whole[best] if best in whole else plan(requests[best])
+
+
+def _worth_it(timed: Mapping[int, float]) -> int:
+    """From whole chunks to finer reads, from many tasks at once to one: what comes later must be worth it."""
+    numbers = sorted(timed)
+    best = numbers[0]
+    for number in numbers[1:]:
+        if timed[number] * _NEAR < timed[best]:
+            best = number
     return best
+
+
+def _requests(
+    layouts: Layouts, max_mem: int, model: cost.CostModel, workers: WorkerShape, *, staged: bool
+) -> list[PlanRequest]:
+    """What is asked of the planner for each way in which the workers can run."""
+    requests = []
+    for source in (layouts.source, layouts.finer):
+        for tasks_at_once in _tasks_at_once(workers):
+            if source is None:
+                continue
+            cores = max(1, workers.cores_per_worker // tasks_at_once)
+            units = max(cores, _units_in_flight(model, workers.workers * tasks_at_once))
+            requests.append(
+                PlanRequest(
+                    shape=layouts.shape,
+                    itemsize=layouts.itemsize,
+                    source=source,
+                    target=layouts.target,
+                    max_mem=max_mem,
+                    cost=model.running(workers.workers * tasks_at_once, units),
+                    tasks_per_worker=tasks_at_once,
+                    threads=units,
+                    codec_threads=cores,
+                    staged=staged,
+                    sharded_temp=layouts.sharded_temp,
+                    shard_scratch=layouts.shard_scratch,
+                    temp_reading=layouts.temp_reading,
+                    temp_writing=layouts.temp_writing,
+                    **asdict(layouts.limits),
+                )
+            )
+    return requests
 
 
 def _seconds(candidate: Plan, request: PlanRequest, workers: WorkerShape) -> float:
     """Seconds by which plans are compared that hold different regions: each worker first has to get the memory."""
     fresh_bps = request.cost.fresh_bps or _FRESH_BPS * request.cost.cores
-    return candidate.predicted_s + max(stage.fresh_bytes(workers.workers) for stage in candidate.stages) / fresh_bps
+    seconds = candidate.predicted_s + max(stage.fresh_bytes(workers.workers) for stage in candidate.stages) / fresh_bps
+    # two intermediates at once must be worth their room here as they must among plans for one request
+    return seconds * _NEAR if len(candidate.stages) > 2 else seconds
 
 
 def _units_in_flight(model: cost.CostModel, tasks_at_once: int) -> int:

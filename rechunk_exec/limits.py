@@ -84,7 +84,7 @@ def refuse_target(request: PlanRequest) -> None:
         )
 
 
-def extremes(request: PlanRequest, ways: Iterable[Way], free: Sequence[Stages]) -> Extremes:
+def extremes(request: PlanRequest, ways: Iterable[Way], free: Sequence[Stages], options: Axes) -> Extremes:
     """What can be had of each limit within ``max_mem`` while the other one is kept.
 
     Parameters
@@ -94,8 +94,9 @@ def extremes(request: PlanRequest, ways: Iterable[Way], free: Sequence[Stages]) 
         Those with intermediates.
     free : sequence of tuple of StagePlan
         The plans that are weighed without limits; one of them has one stage, if that fits.
+    options : Axes
+        The request's.
     """
-    options = Axes(request)
     few, large = replace(request, max_objects=None), replace(request, min_object_bytes=None)
     fewest = [stages for stages in free if keeps_limits(few, stages)]
     largest = [stages for stages in free if keeps_limits(large, stages)]

@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -201,9 +202,12 @@ def beside(unit: tuple[int, ...], region: tuple[int, ...], shape: tuple[int, ...
     return ALL_BESIDE if straddled else fewest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryRows:
-    """:class:`StageMemory` for many stages at once, one array of sizes per axis, for the search. No axis is empty."""
+    """:class:`StageMemory` for many stages at once, one array of sizes per axis, for the search. No axis is empty.
+
+    What does not depend on the number of threads is counted once.
+    """
 
     shape: tuple[int, ...]
     itemsize: int
@@ -216,46 +220,90 @@ class MemoryRows:
     writing: WriteScratch
     restart: tuple[int, ...] | None = None
 
-    def task_bytes(self, threads: int) -> FloatArray:
-        """Bytes of one task, as float64 (exact below 2**53)."""
-        axes = zip(self.shape, self.read_unit, self.region, self.restart or (0,) * len(self.shape), strict=True)
-        units = np.minimum(threads, product([_most_units(*sizes) for sizes in axes]))
-        chunks = np.minimum(threads, self._count(self.chunk))
-        decoded = np.minimum(units, self._beside(self.read_unit)) if self.reading.in_place else units
-        gathered = np.minimum(chunks, self._beside(self.chunk)) if self.writing.in_place else chunks
-        reading = self._bytes(self.read_unit) * (units * self.reading.stored + decoded * self.reading.decoded)
-        writing = self._bytes(self.chunk) * (chunks * self.writing.stored + gathered * self.writing.gathered)
+    def task_bytes(self, threads: int, rows: IntArray | slice = slice(None)) -> FloatArray:
+        """Bytes of one task, as float64 (exact below 2**53); of all rows, or those with these numbers."""
+        units, chunks = np.minimum(threads, self._units[rows]), np.minimum(threads, self._chunks[rows])
+        decoded = np.minimum(units, self._units_beside[rows]) if self.reading.in_place else units
+        gathered = np.minimum(chunks, self._chunks_beside[rows]) if self.writing.in_place else chunks
+        reading = self._unit_bytes[rows] * (units * self.reading.stored + decoded * self.reading.decoded)
+        writing = self._chunk_bytes[rows] * (chunks * self.writing.stored + gathered * self.writing.gathered)
         if self.writing.assembled or self.writing.table:
-            whole = self._bytes(self.write_unit) * self.writing.assembled + self.writing.table
-            writing = writing + np.minimum(threads, self._count(self.write_unit)) * whole
-        held = self._bytes(self.region) + np.ceil(np.maximum(reading, writing)) + self.reading.kept
+            whole = self._object_bytes[rows] * self.writing.assembled + self.writing.table
+            writing = writing + np.minimum(threads, self._objects[rows]) * whole
+        held = self._region_bytes[rows] + np.ceil(np.maximum(reading, writing)) + self.reading.kept
+        if not (self.reading.work or self.writing.work):
+            return np.asarray(held)
         beside_held = np.floor(np.minimum(held, _LARGE) ** 2 / 2**18)
         noticed = np.minimum(noticed_bytes(self.shape, self.itemsize), beside_held)
         decoding, encoding = np.minimum(self.reading.work, noticed), np.minimum(self.writing.work, noticed)
         return np.asarray(held + units * decoding + chunks * encoding)
 
+    @cached_property
+    def _units(self) -> FloatArray:
+        """Read units that a task touches at most."""
+        axes = zip(self.shape, self.read_unit, self.region, self.restart or (0,) * len(self.shape), strict=True)
+        return self._of_each(product([_most_units(*sizes) for sizes in axes]))
+
+    @cached_property
+    def _chunks(self) -> FloatArray:
+        return self._count(self.chunk)
+
+    @cached_property
+    def _objects(self) -> FloatArray:
+        return self._count(self.write_unit)
+
+    @cached_property
+    def _units_beside(self) -> FloatArray:
+        return self._beside(self.read_unit)
+
+    @cached_property
+    def _chunks_beside(self) -> FloatArray:
+        return self._beside(self.chunk)
+
+    @cached_property
+    def _unit_bytes(self) -> FloatArray:
+        return self._bytes(self.read_unit)
+
+    @cached_property
+    def _chunk_bytes(self) -> FloatArray:
+        return self._bytes(self.chunk)
+
+    @cached_property
+    def _object_bytes(self) -> FloatArray:
+        return self._bytes(self.write_unit)
+
+    @cached_property
+    def _region_bytes(self) -> FloatArray:
+        return self._bytes(self.region)
+
+    def _of_each(self, values: FloatArray) -> FloatArray:
+        """One value a row, also where all are the same."""
+        return np.broadcast_to(values, np.broadcast_shapes((1,), *(sizes.shape for sizes in self.region)))
+
     def _bytes(self, box: Sequence[IntArray]) -> FloatArray:
-        return np.asarray(product(box) * self.itemsize)
+        return self._of_each(product(box) * self.itemsize)
 
     def _count(self, unit: Sequence[IntArray]) -> FloatArray:
-        return product([-(-g // u) for g, u in zip(self.region, unit, strict=True)])
+        return self._of_each(product([-(-g // u) for g, u in zip(self.region, unit, strict=True)]))
 
     def _beside(self, unit: Sequence[IntArray]) -> FloatArray:
         """:func:`beside`, row by row."""
         if not unit:
-            return np.asarray(0.0)
+            return self._of_each(np.asarray(0.0))
         fewest, straddled = np.asarray(float(ALL_BESIDE)), np.asarray(False)
+        runs, outer = np.asarray(True), np.asarray(1.0)
+        before: list[tuple[BoolArray, FloatArray]] = []
+        for u, g in zip(unit, self.region, strict=True):
+            before.append((runs, outer))
+            runs, outer = runs & (u == 1), outer * g
         inner_whole = np.asarray(True)
-        for axis in reversed(range(len(unit))):
-            u, g, n = unit[axis], self.region[axis], self.shape[axis]
-            runs = inner_whole
-            for outer in unit[:axis]:
-                runs = runs & (outer == 1)
-            padded = np.where(n % u == 0, 0.0, product(self.region[:axis]))
-            fewest = np.where(runs, np.minimum(fewest, padded), fewest)
+        for u, g, n, (runs, outer) in reversed(list(zip(unit, self.region, self.shape, before, strict=True))):
+            on_grid = n % u == 0
+            padded = np.where(on_grid, 0.0, outer)
+            fewest = np.where(inner_whole & runs, np.minimum(fewest, padded), fewest)
             straddled = straddled | ((g % u != 0) & (g < n))
-            inner_whole = inner_whole & (u == g) & (n % u == 0)
-        return np.asarray(np.where(straddled, ALL_BESIDE, fewest))
+            inner_whole = inner_whole & (u == g) & on_grid
+        return self._of_each(np.where(straddled, float(ALL_BESIDE), fewest))
 
 
 def _most_units(n: int, unit: IntArray, region: IntArray, restart: int) -> IntArray:

@@ -202,8 +202,8 @@ def refuse_many_threads(threads: int) -> None:
 
 
 def temp_bytes_of(stages: Sequence[StagePlan]) -> int:
-    """Raw bytes that intermediates hold at most at once: a middle stage reads one while it writes the next."""
-    return min(len(stages) - 1, 2) * stages[0].nbytes
+    """Raw bytes that intermediates hold at most at once: all of them, since they stay until the job has ended."""
+    return (len(stages) - 1) * stages[0].nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,10 @@ RAW_SHARD_WRITE = WriteScratch(gathered=0, stored=0, assembled=0.2)
 """Writing an uncompressed intermediate as one object a task, to a store whose client reads it while it sends it."""
 SHARDED_TEMP = True
 """Whether intermediates of one object a task are weighed where nothing else is said."""
-MOST_STAGES = 3
-"""A fourth would have to save what moving the array twice takes, and no case is known where it does."""
+MOST_STAGES = 4
+"""Each stage more moves the array once more, for pieces that are larger. A fourth pays on object stores, where tasks
+have little memory beside the array: rows of 200,000 x 200,000 float32 to columns, in 20 MB, take half the time of
+three."""
 MOST_CHUNK_BYTES = 2**31 - 1
 """A chunk that is encoded in one call stays below this many bytes: codecs count in 32 bits."""
 
@@ -214,14 +216,13 @@ class PlanRequest(Limits):
 
     @property
     def most_stages(self) -> int:
-        """Stages that a plan may have: as the places and the bytes for intermediates allow, at most three."""
+        """Stages that a plan may have: as the places and the bytes for intermediates allow."""
         if not self.staged:
             return 1
         if self.max_temp_bytes is None:
             return MOST_STAGES
-        # From three stages on, one intermediate is read while the next is written.
-        room = self.max_temp_bytes // self.nbytes if self.nbytes else 2
-        return MOST_STAGES if room >= 2 else 1 + room
+        room = self.max_temp_bytes // self.nbytes if self.nbytes else MOST_STAGES
+        return min(MOST_STAGES, 1 + room)
 
     def memory(
         self,

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from rechunk_exec.candidates import StagedAxis, direct_axis, is_short, staged_axis
-from rechunk_exec.combining import AxisOptions, Bounds, combine
+from rechunk_exec.combining import AxisOptions, Bounds, combine, thinned
 from rechunk_exec.cost import SOURCE, StageWork
 from rechunk_exec.deeper import deeper_axis
 from rechunk_exec.grid import ceil_div, clip
@@ -26,6 +26,14 @@ from rechunk_exec.weighing import EXACT, NEAR, Aim, Rows, Stages, Way, halvings,
 
 DIRECT = Way()
 TWO = Way((False,))
+_MANY = 5_000
+"""Combinations from which on it is worth to look at some of them first."""
+_HOPE = 2.0
+"""How many times slower a plan of three and more stages may be around which faster ones are sought."""
+_NETS = 3
+"""How often regions of three and more stages are sought around those of the fastest plan, at most."""
+_SOONER = 0.99
+"""How much lower a bound has to be for a second search to be worth it."""
 _TRIED = 1000
 """Rows tried in order of preference before the search is given up; nearly always the first is taken."""
 
@@ -36,15 +44,24 @@ class Axes:
     def __init__(self, request: PlanRequest) -> None:
         self._request = request
         self._made: dict[int, list[AxisOptions]] = {}
+        self._around: dict[tuple[tuple[int, ...], ...], list[AxisOptions]] = {}
 
     def of(self, way: Way) -> list[AxisOptions]:
         """The options of each axis."""
         if way.stages not in self._made:
-            self._made[way.stages] = _axes(self._request, Way((False,) * len(way.sharded)))
+            self._made[way.stages] = _axes(self._request, _plain(way))
         return self._made[way.stages]
 
+    def around(self, way: Way, regions: Sequence[tuple[int, ...]]) -> list[AxisOptions]:
+        """More options of three and more stages, with about these regions."""
+        if (key := tuple(regions)) not in self._around:
+            self._around[key] = _axes(self._request, _plain(way), regions)
+        return self._around[key]
 
-def rows_of(request: PlanRequest, way: Way, options: Axes, fastest: float = math.inf) -> Rows | None:
+
+def rows_of(
+    request: PlanRequest, way: Way, options: Axes, fastest: float = math.inf, alike: Sequence[Rows] = ()
+) -> Rows | None:
     """The plans of one way worth weighing that fit, or None.
 
     Parameters
@@ -54,6 +71,8 @@ def rows_of(request: PlanRequest, way: Way, options: Axes, fastest: float = math
     options : Axes
     fastest : float
         Seconds of a plan that is already known; plans that are slower, and not nearly as fast, are left out.
+    alike : sequence of Rows
+        Of other ways with as many stages.
     """
     if least_seconds(request, way) > fastest * NEAR:
         return None
@@ -63,14 +82,41 @@ def rows_of(request: PlanRequest, way: Way, options: Axes, fastest: float = math
     bounds = Bounds(limits=limits, weights=_second_weights(request, way), also=_object_bounds(request, way))
     if way == DIRECT:
         return weigh_found(request, way, axes, combine(axes, bounds), aim)
-    bounds = replace(bounds, total=fastest * NEAR - aim.always)
-    found = combine(axes, bounds)
-    rows = weigh_found(request, way, axes, found, aim)
-    if rows is not None and not found.complete:
+    parts: list[Rows] = []
+
+    def search(few: Sequence[AxisOptions], fastest: float, most: int | None = None) -> tuple[float, bool]:
+        """Weigh what may be near the fastest; the time of the fastest then, and whether all was weighed."""
+        found = combine(few, replace(bounds, total=fastest * NEAR - aim.always)).first(most)
+        rows = weigh_found(request, way, few, found, aim)
+        if rows is None:
+            return fastest, found.complete
+        parts.append(rows)
+        return min(fastest, rows.fastest), found.complete
+
+    worth = fastest * NEAR
+    if math.prod(map(len, axes)) > _MANY:
+        # What is found among a few options bounds the search among all; of more stages it is where to seek around.
+        sooner, _ = search(thinned(axes, _MANY, way.stages), fastest * (1 if way.stages == 2 or alike else _HOPE))
+        fastest = min(fastest, sooner)
+    found, complete = search(axes, fastest)
+    if way.stages == 2 and not complete and found < fastest * _SOONER:
         # What was found bounds a second search, which has room for more of the combinations that matter.
-        found = combine(axes, replace(bounds, total=min(fastest, float(rows.seconds.min())) * NEAR - aim.always))
-        rows = weigh_found(request, way, axes, found, aim) or rows
-    return rows
+        search(axes, found)
+    nets = 0 if way.stages == 2 else _NETS if parts else min(1, len(alike))
+    start = parts or alike
+    for _ in range(nets):
+        sooner, _ = search(options.around(way, _fastest_regions(start)), found, _MANY)
+        if sooner >= found * _SOONER and min(rows.fastest for rows in start) <= worth:
+            break
+        found, start = sooner, parts or alike
+    rows = Rows.joined(parts)
+    return rows if rows is not None and rows.fastest <= worth else None
+
+
+def _fastest_regions(parts: Sequence[Rows]) -> list[tuple[int, ...]]:
+    """The regions of the row with the least seconds."""
+    rows = min(parts, key=lambda rows: rows.fastest)
+    return rows.row(int(rows.seconds.argmin()))[0::2]
 
 
 def rows_with(request: PlanRequest, way: Way, options: Axes, wanted: Literal["objects", "object_bytes"]) -> Rows | None:
@@ -198,7 +244,12 @@ def unchecked_stage(
     )
 
 
-def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:
+def _plain(way: Way) -> Way:
+    return Way((False,) * len(way.sharded))
+
+
+def _axes(request: PlanRequest, way: Way, regions: Sequence[tuple[int, ...]] | None = None) -> list[AxisOptions]:
+    """The options of each axis; of three and more stages those with about these regions, if there are some."""
     limits = _limits(request, way)
     sizes = list(zip(request.shape, request.read_unit, request.write_unit, request.fetch_unit, strict=True))
     least = tuple(1 if is_short(n, b, way.stages) else a for n, a, b, _ in sizes)
@@ -211,7 +262,8 @@ def _axes(request: PlanRequest, way: Way) -> list[AxisOptions]:
         first = limits[0] / _others(least, axis)
         last = limits[-1] / _others(request.write_unit, axis)
         given = StagedAxis(n=n, read_unit=a, write_unit=b, fetch_unit=fetch, most=(first, *limits[1:-1], last))
-        axes.append(staged_axis(given) if way.stages == 2 else deeper_axis(given))
+        around = None if regions is None else [region[axis] for region in regions]
+        axes.append(staged_axis(given) if way.stages == 2 else deeper_axis(given, around))
     return axes
 
 

@@ -30,6 +30,9 @@ EXACT = 2**52
 """Budgets are clipped to what float64 compares exactly."""
 _BATCH = 4096
 """Rows weighed at once."""
+_IN_VAIN = 3
+"""Batches weighed one after another, none of which has a better row than those before, after which no more are where
+none could be better by more than 2 %."""
 
 _COLUMNS = ("seconds", "traffic", "objects", "object_bytes", "tasks", "busy", "held")
 
@@ -76,6 +79,11 @@ class Rows:
     held: FloatArray
     """Bytes that one task holds."""
 
+    @property
+    def fastest(self) -> float:
+        """The least seconds."""
+        return float(self.seconds.min())
+
     def row(self, number: int) -> list[tuple[int, ...]]:
         """The shapes of one combination."""
         return [tuple(int(sizes[number]) for sizes in shape) for shape in self.sizes]
@@ -99,7 +107,7 @@ class Rows:
 
     def in_order(self, fastest: float) -> Iterator[int]:
         """Numbers of rows, best first: those near the fastest by preference, then the others by time."""
-        least = float(self.seconds.min())
+        least = self.fastest
         ceiling = (fastest if fastest > 0 and least <= fastest * NEAR else least) * NEAR
         near = np.flatnonzero(self.seconds <= ceiling)
         more_held = np.maximum(self.held, ENOUGH)
@@ -125,22 +133,32 @@ class _StageRows:
     def weigh(self, request: PlanRequest) -> tuple[FloatArray, FloatArray]:
         """Seconds, infinite where the budget is too small, and the bytes that a task holds."""
         cost = request.cost
-        budget = min(request.task_budget, EXACT)
-        slowdown, waiting = np.ones(self.tasks.shape), np.ones(self.tasks.shape)
-        held = np.full(self.tasks.shape, np.inf)
-        for threads in halvings(request.threads):
-            asked = self.memory.task_bytes(threads)
-            fits = np.isinf(held) & (asked <= budget)
-            held[fits] = asked[fits]
-            slowdown[fits], waiting[fits] = request.slowdowns(threads)
-            if fits.all():
-                break
+        slowdown, waiting, held = self._held(request)
         reading = self.elements_read * request.itemsize / cost.read_bps(self.ends[0])
         moving = reading + request.nbytes / cost.write_bps(self.ends[1])
         seconds = moving * slowdown + self.operations * cost.operation_s / cost.in_flight * waiting
         seconds[np.isinf(held)] = np.inf
         idle = idle_factor(request.shape, self.memory.region, cost.tasks_at_once)
         return seconds * idle + cost.start_s, held
+
+    def _held(self, request: PlanRequest) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Slowdown, waiting and bytes held with as many threads as the budget leaves; infinite bytes where it is none.
+
+        More threads hold no less, so what one thread is too many for is not asked again.
+        """
+        budget = min(request.task_budget, EXACT)
+        slowdown, waiting = np.ones(self.tasks.shape), np.ones(self.tasks.shape)
+        held = np.full(self.tasks.shape, np.inf)
+        left = np.flatnonzero(self.memory.task_bytes(1) <= budget)
+        for threads in halvings(request.threads):
+            asked = self.memory.task_bytes(threads, left)
+            fits = asked <= budget
+            held[left[fits]] = asked[fits]
+            slowdown[left[fits]], waiting[left[fits]] = request.slowdowns(threads)
+            left = left[~fits]
+            if not len(left):
+                break
+        return slowdown, waiting, held
 
 
 def halvings(threads: int) -> Iterator[int]:
@@ -231,13 +249,16 @@ def weigh_found(
     order = np.argsort(bounds, kind="stable")
     parts: list[Rows] = []
     near = math.inf
+    in_vain = 0
     for start in range(0, len(order), _BATCH):
         batch = order[start : start + _BATCH]
-        if bounds[batch[0]] > near:
+        if bounds[batch[0]] > near or (in_vain > _IN_VAIN and bounds[batch[0]] * NEAR**2 > near):
             break
         rows = weigh(request, way, axes, [numbers[batch] for numbers in found.numbers])
+        in_vain += bool(parts)
         if rows is not None:
             parts.append(rows)
+            in_vain = 0 if aim.near(rows) < near else in_vain
             near = min(near, aim.near(rows))
     return Rows.joined(parts)
 

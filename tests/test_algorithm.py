@@ -397,7 +397,9 @@ def transposing(rng: random.Random, longest: int, axes: int) -> PlanRequest:
     )
 
 
-@pytest.mark.parametrize("longest, axes, most_stages, count", [(10, 2, 2, 300), (12, 1, 3, 60), (5, 2, 3, 100)])
+@pytest.mark.parametrize(
+    "longest, axes, most_stages, count", [(10, 2, 2, 300), (12, 1, 3, 60), (5, 2, 3, 100), (7, 1, 4, 40)]
+)
 def test_plans_of_several_stages_are_as_fast_as_the_best_of_all(
     longest: int, axes: int, most_stages: int, count: int
 ) -> None:
@@ -424,7 +426,8 @@ SLOW_OPERATIONS = replace(CostModel.object(), operation_s=5.0)
 
 
 def test_dear_operations_take_a_third_stage() -> None:
-    request = replace(_request((512, 512), (1, 512), (512, 1), 16_000), cost=SLOW_OPERATIONS)
+    room = 2 * 512 * 512 * 4  # for no fourth
+    request = replace(_request((512, 512), (1, 512), (512, 1), 16_000), cost=SLOW_OPERATIONS, max_temp_bytes=room)
     planned = plan(request)
     check(request, planned)
     assert [stage.target for stage in planned.stages] == ["temp-1", "temp-2", "target"]
@@ -438,7 +441,7 @@ def test_dear_operations_take_a_third_stage() -> None:
 def test_a_small_array_is_not_worth_a_third_stage() -> None:
     request = _request((40, 40, 20), (1, 40, 20), (40, 4, 4), 16_000)
     assert len(plan(request).stages) == 2
-    assert len(plan(replace(request, cost=replace(request.cost, deeper_s=0.0))).stages) == 3
+    assert len(plan(replace(request, cost=replace(request.cost, deeper_s=0.0))).stages) > 2
 
 
 def test_an_object_a_task_saves_operations_on_an_object_store_and_must_win_on_a_disk() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from rechunk_exec import weighing
+from rechunk_exec.combining import AxisOptions
 from rechunk_exec.cost import CostModel
 from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.fitting import Layouts, plan_for_workers
+from rechunk_exec.memory import IntArray
 from rechunk_exec.plans import Plan
-from rechunk_exec.request import SourceLayout, TargetLayout
+from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
+from rechunk_exec.weighing import Rows, Way
 
 GB = 10**9
 ONE = WorkerShape(workers=1, tasks_per_worker=1, cores_per_worker=2, elastic=False)
@@ -74,3 +79,30 @@ def test_bands_of_a_chunk_are_fetched_together() -> None:
     within = 100 * 10**6
     assert units_and_regions(planned(TWO, max_mem=within, cost=cost)) == [(BAND, (128, 256, 512))]
     assert len(planned(TWO, max_mem=within, cost=cost, finer=False).stages) == 2
+
+
+def test_ways_to_share_a_worker_that_are_slower_than_one_that_is_known_are_hardly_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighed: dict[int, int] = {}
+    weigh = weighing.weigh
+
+    def counted(
+        request: PlanRequest, way: Way, axes: Sequence[AxisOptions], numbers: Sequence[IntArray]
+    ) -> Rows | None:
+        if way.stages > 1:
+            weighed[request.tasks_per_worker] = weighed.get(request.tasks_per_worker, 0) + len(numbers[0])
+        return weigh(request, way, axes, numbers)
+
+    monkeypatch.setattr(weighing, "weigh", counted)
+    rows, columns = 1_000_000, 200_000
+    layouts = Layouts(
+        shape=(rows, columns),
+        itemsize=4,
+        source=SourceLayout(chunk=(1, columns)),
+        target=TargetLayout(chunk=(rows, 1)),
+        has_temp_place=True,
+    )
+    plan_for_workers(layouts, 2 * GB, "object", replace(THREADS, tasks_per_worker=32, cores_per_worker=32))
+    assert weighed[1] > 0
+    assert sum(weighed.get(tasks, 0) for tasks in (32, 16, 8, 4)) < weighed[1] / 10

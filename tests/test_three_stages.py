@@ -17,6 +17,8 @@ from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array
 DEAR = replace(rx.CostModel.object(), operation_s=5.0)
 """Operations so slow that a third stage saves more of them than it costs."""
 NAMES = ["temp-1", "temp-2", "target"]
+ROOM = 2 * 66 * 60 * 4
+"""For two intermediates, and no third."""
 
 
 @pytest.fixture
@@ -26,7 +28,13 @@ def source(tmp_path: Path) -> ZarrArray:
 
 def begin(source: ZarrArray, folder: Path, max_mem: int = 2_000, **options: Any) -> rx.Rechunked:
     """A job from rows to columns, of several tasks in each of three stages."""
-    options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
+    options = {
+        "executor": "serial",
+        "temp_store": folder / "temp",
+        "max_temp_bytes": ROOM,
+        "progress": False,
+        **options,
+    }
     job = rx.rechunk(source, (66, 1), max_mem, folder / "target", cost_model=DEAR, **options)
     assert [stage.target for stage in job.plan.stages] == NAMES
     assert min(stage.tasks for stage in job.plan.stages) > 10

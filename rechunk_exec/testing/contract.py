@@ -254,6 +254,7 @@ class ExecutorContract(SharedRuns):
             tmp_path / "target.zarr",
             executor=executor,
             cost_model=dear,
+            max_temp_bytes=2 * values.nbytes,  # room for no fourth stage
             verify=True,
             progress=False,
         )

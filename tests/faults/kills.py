@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -39,7 +40,7 @@ DEAR = replace(rx.CostModel.object(), operation_s=5.0, deeper_s=0.0)
 FORMS: dict[str, dict[str, Any]] = {
     "chunks": {"temp_options": {"compressor": {"id": "lz4"}}},
     "pieces": {"cost_model": "object"},
-    "three stages": {"cost_model": asdict(DEAR)},
+    "three stages": {"cost_model": asdict(DEAR), "max_temp_bytes": 2 * math.prod(SHAPE) * 4},
 }
 """Options with which each chunk of the intermediate is an object; each task's region; and that of two intermediates."""
 WHOLE_CHUNKS = {"chunks": [True, True], "pieces": [False, True], "three stages": [False, False, True]}
