@@ -473,7 +473,7 @@ def test_a_disk_too_small_for_the_intermediates_is_found_while_planning(
         assert text in message
 
 
-def test_a_disk_with_room_for_one_intermediate_gets_no_more(
+def test_a_disk_gets_no_more_intermediates_than_it_has_room_for(
     tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array = make_array(tmp_path / "larger", (80, 80, 40), (1, 80, 40))
@@ -487,9 +487,11 @@ def test_a_disk_with_room_for_one_intermediate_gets_no_more(
         assert isinstance(job.plan, rx.Plan)
         return job.plan
 
-    assert plan().temp_bytes == 2_048_000
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_500_000, total=1, used=1))
-    assert plan().temp_bytes == 1_024_000
+    assert plan().temp_bytes == 3_072_000
+    for free, held in [(2_500_000, 2_048_000), (1_500_000, 1_024_000)]:
+        disk = SimpleNamespace(free=free, total=1, used=1)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, disk=disk: disk)
+        assert plan().temp_bytes == held
 
 
 @pytest.fixture

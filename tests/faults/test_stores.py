@@ -75,10 +75,12 @@ def test_requests_that_fail_and_answers_cut_short(layout: str, how: tuple[Any, s
 
 THREE_STAGES = replace(rx.CostModel.object(), operation_s=5.0)
 """Operations so slow that three stages save more of them than they cost, and each task writes one object."""
+ROOM = 2 * 130 * 120 * 4
+"""For two intermediates, and no third."""
 
 
 def in_three_stages(store: FaultyStore, max_mem: str = "5kB", **options: Any) -> rx.Rechunked:
-    job = rechunk(store, ((130, 1), max_mem), cost_model=THREE_STAGES, **options)
+    job = rechunk(store, ((130, 1), max_mem), cost_model=THREE_STAGES, max_temp_bytes=ROOM, **options)
     assert [stage.chunk == stage.write_unit for stage in job.plan.stages] == [False, False, True]
     return job
 
