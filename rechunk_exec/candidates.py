@@ -29,7 +29,7 @@ from rechunk_exec.memory import BoolArray, FloatArray, IntArray
 
 _ENUMERATED = 2048
 """Up to so many write units along an axis, every region size is considered; above, those of :func:`per_count`."""
-_UNEVEN = 16
+_UNEVEN = 64
 """Region sizes of an axis up to which all are weighed where tasks run side by side."""
 _PAIRS = 2000
 """Pairs of regions considered for an axis where both regions of a staged plan may be shorter than the axis."""
