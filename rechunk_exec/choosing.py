@@ -87,7 +87,7 @@ def _why(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> str:
         bounds = "the budget" if limits == (None, None, None) else "the budget and the limits"
         return f"chosen: no two stages within {bounds} are faster"
     if len(weighed) == 1:
-        return "chosen: the only one that fits in max_mem"
+        return "chosen: nothing else within max_mem is clearly faster"
     if _seconds(weighed[winner]) == min(map(_seconds, weighed.values())):
         return "chosen: least predicted time"
     return "chosen: as fast as the fastest within 2 %, and it moves fewer bytes, writes fewer objects or is simpler"
