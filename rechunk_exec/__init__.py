@@ -31,10 +31,11 @@ from rechunk_exec.job import Rechunked, write_jobs
 from rechunk_exec.jobstatus import JobStatus
 from rechunk_exec.measuring import measure
 from rechunk_exec.planning import plan_rechunk
-from rechunk_exec.plans import Plan, StagePlan
+from rechunk_exec.plans import Plan
 from rechunk_exec.regionrun import run_chunk_tasks
 from rechunk_exec.regions import ChunkResult, chunk_task
 from rechunk_exec.results import CopyReport, TaskResult
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 from rechunk_exec.verification import VerifyReport
 

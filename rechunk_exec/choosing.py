@@ -6,10 +6,11 @@ import math
 
 from rechunk_exec.cost import SOURCE, TARGET
 from rechunk_exec.grid import clip
-from rechunk_exec.plans import Alternative, Plan, StagePlan
+from rechunk_exec.plans import Alternative, Plan
 from rechunk_exec.request import PlanRequest
 from rechunk_exec.search import DIRECT, unchecked_stage
 from rechunk_exec.sizes import bytes_text
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.weighing import ENOUGH, NEAR, Stages, Way
 
 _COUNTS = ("one stage", "two stages", "three stages", "four stages")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import uuid
 from collections.abc import Iterator, Sequence
@@ -41,8 +40,6 @@ from rechunk_exec.staging import stages_of
 from rechunk_exec.storage import FinishedRecord
 from rechunk_exec.tasks import CopyTask, Stage
 from rechunk_exec.verification import VerifyOptions, verify_copied, verify_nodes
-
-logger = logging.getLogger("rechunk_exec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from rechunk_exec import storage
 from rechunk_exec.errors import ResumeError
 from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.grid import Box, Grid, clip
-from rechunk_exec.plans import StagePlan
 from rechunk_exec.request import Limits
 from rechunk_exec.results import TaskResult
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.tasks import ArrayRef, Stage
 from rechunk_exec.verification import VerifyReport
 

@@ -19,8 +19,8 @@ from rechunk_exec.cost import SOURCE, StageWork
 from rechunk_exec.deeper import deeper_axis
 from rechunk_exec.grid import ceil_div, clip
 from rechunk_exec.memory import StageMemory
-from rechunk_exec.plans import StagePlan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.waves import idle_factor
 from rechunk_exec.weighing import EXACT, NEAR, Aim, Rows, Stages, Way, halvings, weigh_found
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError, SerializationError
-from rechunk_exec.plans import StagePlan, refuse_many_threads
+from rechunk_exec.stageplan import StagePlan, refuse_many_threads
 
 OptionValue: TypeAlias = str | int | float | bool | None
 

@@ -17,8 +17,8 @@ import numpy as np
 from rechunk_exec.combining import AxisOptions, Combinations
 from rechunk_exec.cost import SOURCE, TARGET
 from rechunk_exec.memory import BoolArray, FloatArray, IntArray, MemoryRows, product
-from rechunk_exec.plans import StagePlan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.waves import idle_factor
 
 NEAR = 1.02

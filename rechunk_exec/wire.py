@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import json
 import math
-import operator
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -126,7 +125,7 @@ def to_columns(kind: type[Record], records: Sequence[Record]) -> dict[str, list[
     """Return the fields of many records of one class as lists, which take less room than so many documents."""
     fields = _fields(typing.cast(type, kind))
     names, hints = [name for name, _, _ in fields], tuple(hint for _, hint, _ in fields)
-    rows = list(map(operator.attrgetter(*names), records))
+    rows = [tuple([getattr(record, name) for name in names]) for record in records]
     columns = list(map(list, zip(*rows, strict=True))) if rows else [[] for _ in names]
     # One look at each row is quicker than many at each column: most tables have one row, and there are many of them.
     if not (all(tuple(map(type, row)) == hints for row in rows) and all(map(_writes_itself, hints, columns))):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from rechunk_exec.results import Event, TaskResult
 from rechunk_exec.storage import MERGED_AT_ONCE, Journal, Lease, claims, running_driver, sole_writer
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.tasks import ArrayRef
+from tests.executors.workers import wait_until
 from tests.storage.journalled import result_of
 
 TARGET = ArrayRef(store="/nowhere")
@@ -38,14 +38,6 @@ def journal(target: ArrayRef) -> Journal:
 
 def event_of(index: int) -> Event:
     return Event(kind="task", index=index, result=result_of(index))
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    ends = time.monotonic() + 30
-    while not condition():
-        if time.monotonic() > ends:
-            pytest.fail(f"this did not come: {what}")
-        time.sleep(0.005)
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, *, merge_s: float = 1000.0) -> None:
@@ -79,7 +71,7 @@ def test_results_are_written_while_the_job_runs(
     with Keeper(journal, lease, told=True, left=3) as keeper:
         keeper(Event(kind="start", total=3))
         keeper(event_of(0))
-        wait_until(journal.results, "the first result")
+        wait_until(journal.results)
         keeper(Event(kind="retry", index=1, message="no"))
         keeper(event_of(1))
         keeper(event_of(2))
@@ -117,7 +109,7 @@ def test_tasks_that_write_their_own_results_are_only_counted(
         for index in range(70):
             journal.add([result_of(index)])
         # Which of the 70 are merged depends on how many there were when the thread looked.
-        wait_until(lambda: len(Documents(target, read_only=True).names("job/done")) < MERGED_AT_ONCE, "a merge")
+        wait_until(lambda: len(Documents(target, read_only=True).names("job/done")) < MERGED_AT_ONCE)
         keeper(event_of(0))
         keeper(event_of(1))
         lease.beat()
@@ -180,7 +172,7 @@ def test_results_that_cannot_be_written_stop_the_tasks_that_hand_theirs_over(
     def job() -> None:
         with Keeper(journal, lease, told=False, left=9) as keeper:
             keeper.take(result_of(0))
-            wait_until(lambda: keeper._failure, "a failed write")
+            wait_until(lambda: keeper._failure)
             calls: list[Callable[[], None]] = [lambda: keeper.take(result_of(1)), keeper.flush]
             for hand_over in calls:
                 with pytest.raises(StorageError, match="the disk is full") as caught:
@@ -214,7 +206,7 @@ def test_a_failure_is_raised_by_the_next_event_and_no_result_is_lost(
     def job() -> None:
         with Keeper(journal, lease, told=True, left=9) as keeper:
             keeper(event_of(0))
-            wait_until(lambda: keeper._failure, "a failed write")
+            wait_until(lambda: keeper._failure)
             keeper(event_of(1))
             pytest.fail("the event before should have raised")
 
@@ -253,7 +245,7 @@ def test_any_fault_of_the_thread_is_raised(journal: Journal, lease: Lease, monke
     def job() -> None:
         with Keeper(journal, lease, told=True, left=9) as keeper:
             keeper(event_of(0))
-            wait_until(lambda: keeper._failure, "a failed write")
+            wait_until(lambda: keeper._failure)
             keeper(event_of(1))
 
     with pytest.raises(ZeroDivisionError):

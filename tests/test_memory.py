@@ -49,6 +49,24 @@ def _region(sizes: list[tuple[int, int, int, int, int]]) -> tuple[int, ...]:
 
 
 @settings(max_examples=300)
+def _row(memory: StageMemory, region: tuple[int, ...]) -> MemoryRows:
+    """The same for one row of the search."""
+    columns = [
+        [np.array([size]) for size in shape] for shape in (region, memory.read_unit, memory.write_unit, memory.chunk)
+    ]
+    return MemoryRows(
+        shape=memory.shape,
+        itemsize=memory.itemsize,
+        region=columns[0],
+        read_unit=columns[1],
+        write_unit=columns[2],
+        chunk=columns[3],
+        reading=memory.reading,
+        writing=memory.writing,
+        restart=memory.restart,
+    )
+
+
 @given(axes, readings, writings, st.integers(1, 3))
 @example([], ReadScratch(), WriteScratch(), 2)
 def test_task_bytes_equal_the_model_by_counting(
@@ -77,21 +95,7 @@ def test_units_that_restart_are_counted_at_least_as_often_as_the_chunks_they_are
     each = math.prod(memory.read_unit) * ITEMSIZE * (reading.stored + reading.decoded)
     held = memory.task_bytes(region, threads)
     assert held >= math.prod(region) * ITEMSIZE + units * each + reading.kept
-    columns = [
-        [np.array([size]) for size in shape] for shape in (region, memory.read_unit, memory.write_unit, memory.chunk)
-    ]
-    rows = MemoryRows(
-        shape=memory.shape,
-        itemsize=ITEMSIZE,
-        region=columns[0],
-        read_unit=columns[1],
-        write_unit=columns[2],
-        chunk=columns[3],
-        reading=memory.reading,
-        writing=memory.writing,
-        restart=restart,
-    )
-    assert rows.task_bytes(threads).ravel().tolist() == [held]
+    assert _row(memory, region).task_bytes(threads).ravel().tolist() == [held]
 
 
 @given(axes)
@@ -108,20 +112,7 @@ def test_rows_equal_the_exact_model(
     sizes: list[tuple[int, int, int, int, int]], reading: ReadScratch, writing: WriteScratch, threads: int
 ) -> None:
     memory, region = _memory(sizes, reading, writing), _region(sizes)
-    columns = [
-        [np.array([size]) for size in shape] for shape in (region, memory.read_unit, memory.write_unit, memory.chunk)
-    ]
-    rows = MemoryRows(
-        shape=memory.shape,
-        itemsize=ITEMSIZE,
-        region=columns[0],
-        read_unit=columns[1],
-        write_unit=columns[2],
-        chunk=columns[3],
-        reading=reading,
-        writing=writing,
-    )
-    assert rows.task_bytes(threads).ravel().tolist() == [memory.task_bytes(region, threads)]
+    assert _row(memory, region).task_bytes(threads).ravel().tolist() == [memory.task_bytes(region, threads)]
 
 
 def test_frames_by_hand() -> None:

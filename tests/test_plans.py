@@ -11,8 +11,9 @@ from rechunk_exec.errors import PlanError, SerializationError
 from rechunk_exec.grid import clip
 from rechunk_exec.memory import PROCESS_BYTES, RESULT_BYTES
 from rechunk_exec.planning import plan_rechunk
-from rechunk_exec.plans import Alternative, Plan, StagePlan
+from rechunk_exec.plans import Alternative, Plan
 from rechunk_exec.sizes import bytes_text, format_bytes
+from rechunk_exec.stageplan import StagePlan
 from tests import oracles
 
 STAGE = StagePlan(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, SerializationError
-from rechunk_exec.plans import StagePlan
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.tasks import DOCUMENT_SCHEMES, ArrayRef, CopyTask, Stage
 from tests import oracles
 

@@ -15,6 +15,11 @@ from rechunk_exec.errors import SerializationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Single:
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
     """A record in a record."""
 
@@ -280,6 +285,13 @@ def test_a_column_with_a_default_may_be_missing_and_no_other() -> None:
     assert wire.from_columns(Inner, {"number": columns["number"]}) == [Inner(number=1), Inner(number=2)]
     with pytest.raises(SerializationError, match="column number is missing"):
         wire.from_columns(Inner, {"name": columns["name"]})
+
+
+def test_records_of_one_field_have_one_column() -> None:
+    records = [Single(number=5), Single(number=7)]
+    columns = wire.to_columns(Single, records)
+    assert columns == {"number": [5, 7]}
+    assert wire.from_columns(Single, columns) == records
 
 
 @pytest.mark.parametrize("columns", [None, [], "x", {"number": 5}, {"number": "12"}, {"number": {"0": 1}}], ids=str)

@@ -17,7 +17,7 @@ from rechunk_exec.measuring.moving import GOLDEN, Mover, Phase, fill_from, repea
 from rechunk_exec.measuring.place import ProbePlace, probe_place
 from rechunk_exec.measuring.subject import Subject
 from rechunk_exec.memory import beside
-from rechunk_exec.plans import StagePlan
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.storage import Region, UnitReader
 from rechunk_exec.storage.objects import Objects, objects_of
 from rechunk_exec.storage.pagecache import cached_share, forget_cached

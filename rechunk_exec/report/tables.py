@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rechunk_exec.plans import Plan, StagePlan
+from rechunk_exec.plans import Plan
 from rechunk_exec.report.tally import format_seconds
 from rechunk_exec.results import CopyReport, StageTime, TaskResult
 from rechunk_exec.sizes import count_text, format_bytes
+from rechunk_exec.stageplan import StagePlan
 
 
 def plan_table(plan: Plan, *, title: str = "plan") -> RenderableType:

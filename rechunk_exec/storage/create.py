@@ -114,8 +114,8 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
     inexact = inexact_codecs(like.metadata)
     if inexact:
         notes.append(
-            f"{', '.join(map(str, inexact))} computes with floating-point numbers: elements that are encoded anew may "
-            "change in their last bits; verify=True compares them all"
+            f"{', '.join(map(str, inexact))} may round: elements that are encoded anew may not be the same to the bit; "
+            "verify=True compares them all"
         )
     return Design(arguments=arguments, like=like, notes=tuple(notes))
 

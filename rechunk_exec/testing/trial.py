@@ -21,8 +21,8 @@ import zarr
 from numpy.typing import NDArray
 
 from rechunk_exec.executors import staged_copy
-from rechunk_exec.plans import StagePlan
 from rechunk_exec.results import CopyReport, Event
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.tasks import ArrayRef, Stage
 from rechunk_exec.testing.record import Faults, Record, TaskKey, Watch
 from rechunk_exec.testing.watched import WatchedStore, serving

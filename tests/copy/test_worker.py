@@ -26,8 +26,8 @@ from rechunk_exec.copy import worker as copy_worker
 from rechunk_exec.copy.meter import MemoryMeter
 from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.grid import elements_touched
-from rechunk_exec.plans import StagePlan
 from rechunk_exec.results import TaskResult
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.storage import UnitReader, open_reader
 from rechunk_exec.storage.chunkcodec import ChunkCodec
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rechunk_exec.plans import StagePlan
 from rechunk_exec.results import TaskResult
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
 ALWAYS = 1000

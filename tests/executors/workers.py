@@ -27,7 +27,7 @@ def workers_of(executor: ProcessesExecutor) -> list[psutil.Process]:
     return [psutil.Process(worker.pid) for worker in executor._workers]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from zarr.storage import MemoryStore, ObjectStore
 
-from rechunk_exec.plans import Plan, StagePlan
+from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskResult
+from rechunk_exec.stageplan import StagePlan
 from rechunk_exec.storage import Fingerprint, JobRecord
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module

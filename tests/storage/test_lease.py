@@ -19,6 +19,7 @@ from rechunk_exec.storage import Claim, Lease, claims, running_driver, sole_writ
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.removal import remove_array
 from rechunk_exec.tasks import ArrayRef
+from tests.executors.workers import wait_until
 from tests.jobs import snapshot
 from tests.storage.journalled import target, target_of
 
@@ -299,14 +300,6 @@ def quick(monkeypatch: pytest.MonkeyPatch, *, stale_s: float = 60.0) -> None:
     monkeypatch.setattr(claims, "STALE_S", stale_s)
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    ends = time.monotonic() + 30
-    while not condition():
-        if time.monotonic() > ends:
-            pytest.fail(f"this did not come: {what}")
-        time.sleep(0.005)
-
-
 def beat_of(ref: ArrayRef) -> float:
     driver = running_driver(ref)
     assert driver is not None
@@ -328,9 +321,9 @@ def test_a_claim_beats_while_its_driver_is_at_anything_and_no_thread_is_left(
         with sole_writer(target) as held:
             first = beat_of(target)
             held.note(done=3, left=9, bytes_written=11)
-            wait_until(lambda: beat_of(target) > first, "a beat")
+            wait_until(lambda: beat_of(target) > first)
             second = beat_of(target)
-            wait_until(lambda: beat_of(target) > second, "another beat")
+            wait_until(lambda: beat_of(target) > second)
             driver = running_driver(target)
             assert driver is not None
             assert (driver.done, driver.left, driver.bytes_written) == (3, 9, 11)
@@ -370,7 +363,7 @@ def test_beats_that_fail_are_made_again(
     monkeypatch.setattr(Documents, "write", write)
     with sole_writer(target) as held:
         first = beat_of(target)
-        wait_until(lambda: beat_of(target) > first, "a beat")
+        wait_until(lambda: beat_of(target) > first)
         held.check()
     assert "the claim on a target could not be written, which is tried again: busy" in caplog.text
 
@@ -456,7 +449,7 @@ def test_an_array_that_is_moved_away_leaves_its_claim(target: ArrayRef, monkeypa
     quick(monkeypatch)
     with sole_writer(target) as held:
         before = beat_of(target)
-        wait_until(lambda: beat_of(target) > before, "a beat")
+        wait_until(lambda: beat_of(target) > before)
         for _ in range(20):
             Documents(target, read_only=False).write("finished", "{}")
             remove_array(target, held)
@@ -491,7 +484,7 @@ def test_a_fork_leaves_the_claim_to_its_driver(tmp_path: Path, monkeypatch: pyte
         (name,) = drivers_of(target)
         assert not name.endswith("-beat")
         assert len(list(tmp_path.glob(".rechunk_exec-*.lock"))) == 1
-    wait_until(lambda: not claim_threads(), "the end of the thread")
+    wait_until(lambda: not claim_threads())
 
 
 def test_a_claim_that_an_earlier_version_beats_is_read(target: ArrayRef) -> None:
