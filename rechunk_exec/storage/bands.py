@@ -181,33 +181,34 @@ class BandReader(DirectReader):
     def read(self, unit: Any, region: Region, scratch: Scratch) -> Moved:
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
-        target = region.part(low, high)
-        moved = self._touched(region, low, high)
+        inside, within = region.overlap(low, high)
+        index: Any = (*inside, ...)
+        target = region.elements[index]
+        moved = self._touched(within, low, high)
         place = self.locate(unit)
         frame = _Chunk.ABSENT if place is None else self._frame(place)
         if place is None or frame is _Chunk.ABSENT:
             target[...] = self.stored.absent
             return Moved(moved, 0)
-        if frame is _Chunk.UNEXPECTED or (isinstance(frame, BloscFrame) and self._has_large_blocks(frame)):
+        # What the plan has no room for is read by one thread at a time, in memory that goes when it is done.
+        if frame is _Chunk.UNEXPECTED:
             with self._one_at_a_time:
-                return self._read_unexpected(unit, region, place, frame, moved)
+                return super().read(unit, region, _OwnScratch())._replace(unexpected=1)
+        if isinstance(frame, BloscFrame) and self._has_large_blocks(frame):
+            with self._one_at_a_time:
+                return self._read_large_blocks(target, within, place, frame, moved)
         decode = self._span_decoder(place, frame, scratch)
-        return Moved(moved, self._read_bands(unit, region, decode, scratch))
+        return Moved(moved, self._read_bands(target, within, decode, scratch))
 
     def _has_large_blocks(self, frame: BloscFrame) -> bool:
         """Whether a block of the frame is more than the plan counts for a band."""
         return frame.table is not None and frame.block_bytes > self.band_bytes
 
-    def _read_unexpected(
-        self, unit: Index, region: Region, place: Located, frame: BloscFrame | _Chunk, planned: int
+    def _read_large_blocks(
+        self, target: NDArray[Any], within: Slices, place: Located, frame: BloscFrame, planned: int
     ) -> Moved:
-        """Read of a chunk of which more must be decoded than the ``planned`` bytes; count what is decoded.
-
-        The plan has no room for it. So one thread at a time does this, in memory that goes when it is done.
-        """
+        """Read of a chunk of which more must be decoded than the ``planned`` bytes; count what is decoded."""
         memory = _OwnScratch()
-        if not isinstance(frame, BloscFrame):
-            return super().read(unit, region, memory)._replace(unexpected=1)
         decode, decoded = self._span_decoder(place, frame, memory), 0
 
         def counted(span: tuple[int, int], out: memoryview) -> int:
@@ -215,13 +216,11 @@ class BandReader(DirectReader):
             decoded += frame.decoded_bytes(span)
             return decode(span, out)
 
-        fetched = self._read_bands(unit, region, counted, memory)
+        fetched = self._read_bands(target, within, counted, memory)
         return Moved(max(planned, decoded), fetched, int(decoded > planned))
 
-    def _read_bands(self, unit: Index, region: Region, decode: _DecodeSpan, scratch: Scratch) -> int:
-        """Copy what ``region`` needs of a chunk into it; return the stored bytes that were fetched."""
-        low, high = self.unit_box(unit)
-        target, within = region.part(low, high), region.overlap(low, high)[1]
+    def _read_bands(self, target: NDArray[Any], within: Slices, decode: _DecodeSpan, scratch: Scratch) -> int:
+        """Copy elements ``within`` of a chunk into ``target``; return the stored bytes that were fetched."""
         fetched = 0
         for lead in product(*(range(part.start, part.stop) for part in within[: self.axis])):
             rows = target[tuple(i - part.start for i, part in zip(lead, within, strict=False))]
@@ -263,15 +262,22 @@ class BandReader(DirectReader):
         # A block that the span cuts is decoded behind the rows, which may wait there for others.
         if frame.table is not None:
             scratch.decoded(self.rows_bytes + frame.block_bytes)
-        reading = PartReading(
-            fetch=fetch,
-            decode=self.codec.codecs[0].decode,
-            stored=scratch.stored,
-            decoded=lambda size: scratch.decoded(self.rows_bytes + size)[self.rows_bytes :],
-            piece_bytes=self.piece_bytes,
-            gap_bytes=self.gap_bytes,
-        )
-        return lambda span, out: decode_span(frame, span, out, reading)
+
+        def decode(span: tuple[int, int], out: memoryview) -> int:
+            # Rows that go straight to the region leave the memory in which they would wait to what is fetched: calls
+            # are half as many, in which threads get in each other's way.
+            straight = self.objects.streams and len(out) > self.rows_bytes
+            reading = PartReading(
+                fetch=fetch,
+                decode=self.codec.codecs[0].decode,
+                stored=scratch.stored,
+                decoded=lambda size: scratch.decoded(self.rows_bytes + size)[self.rows_bytes :],
+                piece_bytes=self.piece_bytes * (1 + straight),
+                gap_bytes=self.gap_bytes,
+            )
+            return decode_span(frame, span, out, reading)
+
+        return decode
 
     def _fetch_range(self, place: Located, offset: int, buffer: memoryview) -> None:
         content = self.objects.read(place.key, lambda _: buffer, place.start + offset, len(buffer), required=True)
@@ -285,10 +291,9 @@ class BandReader(DirectReader):
             row = row * size + index
         return row * self.stored.chunk[self.axis]
 
-    def _touched(self, region: Region, low: Index, high: Index) -> int:
-        """Return the bytes of the chunk's read units, counted from ``low`` up to ``high``, that the region touches."""
-        within, lengths = region.overlap(low, high)[1], map(int.__sub__, high, low)
-        axes = zip(within, self.read_unit, lengths, strict=True)
+    def _touched(self, within: Slices, low: Index, high: Index) -> int:
+        """Return the bytes of the read units of a chunk ``[low, high)`` that hold elements ``within`` of it."""
+        axes = zip(within, self.read_unit, map(int.__sub__, high, low), strict=True)
         elements = prod(min(-(-part.stop // size) * size, n) - part.start // size * size for part, size, n in axes)
         return int(elements) * self.codec.dtype.itemsize
 

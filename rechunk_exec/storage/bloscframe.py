@@ -12,6 +12,7 @@ Format: `Blosc 1 chunk format <https://github.com/Blosc/c-blosc/blob/main/README
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -44,13 +45,18 @@ class BloscFrame:
     table: bytes | None
     """Where each block begins in the frame, in the order of the blocks, as the frame has it: 32-bit integers; None if
     the frame is stored raw. Bytes, since thousands of frames are kept: see :class:`~.direct.DirectReader`."""
+    in_order: bool = False
+    """Whether the blocks are known to lie one after the other."""
 
     def places(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where blocks ``first`` up to ``last`` of a frame that is not stored raw begin in it, and end."""
         assert self.table is not None
-        starts = np.frombuffer(self.table, "<i4").astype(np.int64)
-        edges = np.append(np.sort(starts), self.stored_bytes)
-        some = starts[first:last]
+        starts = np.frombuffer(self.table, "<i4")
+        if self.in_order and last < len(starts):
+            edges = starts[first : last + 1].astype(np.int64)
+            return edges[:-1], edges[1:]
+        some = starts[first:last].astype(np.int64)
+        edges = np.append(np.sort(starts).astype(np.int64), self.stored_bytes)
         return some, edges[np.searchsorted(edges, some, side="right")]
 
     @property
@@ -111,10 +117,11 @@ def open_frame(head: bytes | memoryview, nbytes: int) -> BloscFrame | None:
     if table_end == HEADER_BYTES:
         return BloscFrame(header, nbytes, block_bytes, stored, None) if stored == HEADER_BYTES + nbytes else None
     table = bytes(head[HEADER_BYTES:table_end])
-    edges = np.append(np.sort(np.frombuffer(table, "<i4")).astype(np.int64), stored)
+    starts = np.frombuffer(table, "<i4")
+    edges = np.append(np.sort(starts).astype(np.int64), stored)
     if edges[0] < table_end or (edges[1:] <= edges[:-1]).any():
         return None
-    return BloscFrame(header, nbytes, block_bytes, stored, table)
+    return BloscFrame(header, nbytes, block_bytes, stored, table, in_order=bool((starts == edges[:-1]).all()))
 
 
 def decode_span(frame: BloscFrame, span: tuple[int, int], out: memoryview, reading: PartReading) -> int:
@@ -182,9 +189,12 @@ class _FetchedBlocks:
 
     def _runs(self, starts: list[int], ends: list[int], span: tuple[int, int]) -> list[Joined]:
         """Return what is fetched at once: with gaps, as long as that is no more than the plan counts."""
-        runs = list(join(starts, ends, gap_bytes=self.reading.gap_bytes, most_bytes=span[1] - span[0]))
-        if sum(run.stop - run.start for run in runs) > span[1] - span[0]:
-            runs = list(join(starts, ends, gap_bytes=0, most_bytes=span[1] - span[0]))
+        most_bytes = span[1] - span[0]
+        if starts[1:] == ends[:-1] and ends[-1] - starts[0] <= most_bytes:  # as nearly always
+            return [Joined(starts[0], ends[-1], 0, len(starts))]
+        runs = list(join(starts, ends, gap_bytes=self.reading.gap_bytes, most_bytes=most_bytes))
+        if sum(run.stop - run.start for run in runs) > most_bytes:
+            runs = list(join(starts, ends, gap_bytes=0, most_bytes=most_bytes))
         return runs
 
     def decode(self, begin: int, stop: int, span: tuple[int, int], out: memoryview) -> None:
@@ -207,7 +217,7 @@ class _FetchedBlocks:
         size = int(self.ends[begin - self.first : stop - self.first].max())
         head = self.memory[:HEADER_BYTES]
         head[:4] = self.frame.header[:4]
-        head[4:] = np.array([high - low, min(block_bytes, high - low), size], "<u4").tobytes()
+        struct.pack_into("<3I", head, 4, high - low, min(block_bytes, high - low), size)
         if high - low < block_bytes:  # the short last block alone: it is never split, and no longer looks short
             head[2] |= _NOT_SPLIT
         self.memory[HEADER_BYTES : HEADER_BYTES + 4 * len(places)] = places.astype("<i4").tobytes()
