@@ -141,9 +141,10 @@ def summarize(done: Sequence[tuple[Job, Measured]]) -> list[str]:
             f"of what it may hold besides, at most {max(_used(found) for found in some):.2f}"
         )
     told = [abs(found.told - found.measured) / MB for job, found in done if job.executor != "dask"]
-    lines.append(
-        f"told by the tasks and measured differ by {np.median(told):.2f} MB (median), {max(told):.2f} MB at most"
-    )
+    if told:
+        lines.append(
+            f"told by the tasks and measured differ by {np.median(told):.2f} MB (median), {max(told):.2f} MB at most"
+        )
     for rule in ("planned over max_mem", "measured over planned", "planned 1.5 x measured"):
         count = sum(rule in broken_rules(found) for _, found in done)
         lines.append(f"{rule}: {count} of {len(done)} jobs")

@@ -145,8 +145,11 @@ def _plan(job: Job, source: Any, target: Any, executor: Any, max_mem: int) -> An
     import rechunk_exec as rx
 
     options: dict[str, Any] = {"zarr_format": job.zarr_format}
-    if job.place == "objects":  # a live store, beside which there is no place
+    # Live stores, beside which there is no place.
+    if job.place == "objects":
         options["temp_store"] = f"{target._store.root}-temp"
+    elif job.place == "s3":
+        options["temp_store"] = type(target)(target.fs, path=f"{target.path}-temp")
     return rx.rechunk(
         zarr.open_array(source, mode="r"),
         job.chunks,
