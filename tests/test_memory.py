@@ -48,7 +48,6 @@ def _region(sizes: list[tuple[int, int, int, int, int]]) -> tuple[int, ...]:
     return tuple(min(n, c * k * m) for n, _, c, k, m in sizes)
 
 
-@settings(max_examples=300)
 def _row(memory: StageMemory, region: tuple[int, ...]) -> MemoryRows:
     """The same for one row of the search."""
     columns = [
@@ -67,6 +66,7 @@ def _row(memory: StageMemory, region: tuple[int, ...]) -> MemoryRows:
     )
 
 
+@settings(max_examples=300)
 @given(axes, readings, writings, st.integers(1, 3))
 @example([], ReadScratch(), WriteScratch(), 2)
 def test_task_bytes_equal_the_model_by_counting(

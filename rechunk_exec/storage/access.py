@@ -75,7 +75,11 @@ class Region:
 
     def part(self, low: Index, high: Index) -> NDArray[Any]:
         """Return a view of the elements that lie in the box ``[low, high)``."""
-        index: Any = (*self.overlap(low, high)[0], ...)  # the ellipsis: 0-d elements too are viewed, not copied
+        return self.view(self.overlap(low, high)[0])
+
+    def view(self, inside: Slices) -> NDArray[Any]:
+        """Return a view of the elements at some indices of the region."""
+        index: Any = (*inside, ...)  # the ellipsis: 0-d elements too are viewed, not copied
         part: NDArray[Any] = self.elements[index]
         return part
 

@@ -182,8 +182,7 @@ class BandReader(DirectReader):
         """Copy the part of chunk ``unit`` that lies in ``region`` into it."""
         low, high = self.unit_box(unit)
         inside, within = region.overlap(low, high)
-        index: Any = (*inside, ...)
-        target = region.elements[index]
+        target = region.view(inside)
         moved = self._touched(within, low, high)
         place = self.locate(unit)
         frame = _Chunk.ABSENT if place is None else self._frame(place)

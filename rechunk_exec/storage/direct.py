@@ -90,8 +90,7 @@ class DirectReader(UnitReader):
     def settle(self, content: memoryview, low: Index, region: Region, scratch: Scratch) -> None:
         """Decode the chunk that begins at ``low`` from its stored bytes, as far as it lies in the region."""
         inside, seen = region.overlap(low, tuple(map(int.__add__, low, self.stored.chunk)))
-        index: Any = (*inside, ...)
-        target = region.elements[index]
+        target = region.view(inside)
         if marks_fill(self.stored, content):
             target[...] = self.stored.absent
             return
