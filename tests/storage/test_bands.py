@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.grid import Box, Grid
 from rechunk_exec.storage import Region, array_ref, finer_read_unit, open_array, open_reader
-from rechunk_exec.storage.bands import BandReader, _Chunk
+from rechunk_exec.storage.bands import PIECE_BYTES, BandReader, _Chunk
 from rechunk_exec.storage.bloscframe import BloscFrame, PartReading, decode_span, frame_head, open_frame
 from rechunk_exec.storage.chunkcodec import BloscBytes
 from rechunk_exec.tasks import ArrayRef
@@ -252,6 +253,50 @@ def test_chunks_of_any_length_are_read_in_bands(
     assert decoded.nbytes <= stage.elements_read * 4
     assert not job.report.warnings
     assert rx.Plan.from_json(job.plan.to_json()) == job.plan
+
+
+def test_whole_rows_are_fetched_in_larger_pieces_within_the_same_memory(tmp_path: Path) -> None:
+    values = np.random.default_rng(5).integers(0, 1 << 24, (2, 1200, 1024), "u4")  # a quarter of it compresses
+    compressor = BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle", typesize=4, blocksize=1 << 16)
+    path = tmp_path / "source.zarr"
+    zarr.create_array(path, data=values, chunks=(1, 1200, 1024), compressors=compressor)
+    reader = open_reader(array_ref(path), (1, 16, 1024))
+    assert isinstance(reader, BandReader)
+
+    class Sized:
+        """Scratch memory that knows the most it was asked for."""
+
+        def __init__(self) -> None:
+            self.most: dict[str, int] = {"stored": 0, "decoded": 0}
+
+        def stored(self, size: int) -> memoryview:
+            self.most["stored"] = max(self.most["stored"], size)
+            return memoryview(bytearray(size))
+
+        def decoded(self, size: int) -> memoryview:
+            self.most["decoded"] = max(self.most["decoded"], size)
+            return memoryview(bytearray(size))
+
+    def read(columns: int) -> tuple[int, Sized]:
+        """Read the second epoch's rows 8 to 1000; return the requests for blocks, and the memory used."""
+        region = Region((1, 8, 0), (2, 1000, columns), np.empty((1, 992, columns), "u4"))
+        memory, fetched = Sized(), []
+        fetch = reader._fetch_range
+
+        def seen(place: Any, offset: int, buffer: memoryview) -> None:
+            fetched.append(len(buffer))
+            fetch(place, offset, buffer)
+
+        with mock.patch.object(reader, "_fetch_range", seen):
+            reader.read((1, 0, 0), region, memory)
+        assert same_bits(region.elements, values[1:, 8:1000, :columns])
+        return len(fetched), memory
+
+    straight, memory = read(1024)
+    waiting, other = read(1000)
+    assert straight <= waiting / 2 + 1
+    assert PIECE_BYTES < memory.most["stored"] <= 2 * PIECE_BYTES
+    assert other.most["stored"] <= PIECE_BYTES + (2 << 16)
 
 
 def test_bands_of_any_length_are_read_as_they_are_and_counted_from_each_chunk(tmp_path: Path) -> None:
