@@ -36,10 +36,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+from rechunk_exec.bytesums import ByteSums, Words
 
 _BLOCK_BYTES = 1 << 20
 """Elements are widened to 64 bits a block at a time, so that a block stays in the cache."""
+_STRIP_BYTES = 1 << 11
+"""Bytes of a row whose weights are cut into limbs at once: these are 32 times as much."""
+_FEWEST_ROWS, _FEWEST_BYTES = 64, 64
+"""From here on products of matrices are faster than sums of 64-bit words."""
 _TEXTS = 4096
 """Texts that are hashed at once."""
 _SHORT_TEXT = 64
@@ -144,6 +148,15 @@ class _Cut:
         low = part.first // self.unit - self.first // self.unit
         return slice(low, low + part.cells)
 
+    def strips(self, limit: int) -> Iterator[_Cut]:
+        """Cut the run into some of at most ``limit`` indices: each of cells of one size, or a part of one cell."""
+        for low, cells, size in self.runs():
+            step = limit // size * size or limit
+            for cell in range(low, low + cells * size, max(size, step)):
+                end = min(cell + max(size, step), low + cells * size)
+                for first in range(cell, end, step):
+                    yield self.part(first, min(first + step, end))
+
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield runs of cells of one size: the first index in the run, the number of cells, the indices of each."""
         head = min(self.count, -self.first % self.unit)
@@ -156,6 +169,8 @@ class _Cut:
 
 def _digests(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
     """Return the digests of the cells into which ``cuts`` cut the elements."""
+    if elements.size and _are_rows_of_bytes(elements, cuts):
+        return _digests_of_rows(elements, cuts)
     out = np.zeros([cut.cells for cut in cuts], np.uint64)
     if elements.size == 0:
         return out
@@ -173,6 +188,32 @@ def _digests(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
         out[tuple(cut.place(part) for cut, part in zip(cuts, parts, strict=True))] += _block_digests(
             block, parts, weights
         )
+    return out
+
+
+def _are_rows_of_bytes(elements: NDArray[Any], cuts: Sequence[_Cut]) -> bool:
+    """Whether elements are of one byte, in long cells of many rows."""
+    if elements.dtype.kind not in "biu" or elements.dtype.itemsize != 1 or not cuts:
+        return False
+    return min(cuts[-1].unit, cuts[-1].count) >= _FEWEST_BYTES and elements.size >= _FEWEST_ROWS * cuts[-1].count
+
+
+def _digests_of_rows(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
+    """Return the same as :func:`_digests`, for elements of one byte: the last axis is added up first, in strips."""
+    out = np.zeros([cut.cells for cut in cuts], np.uint64)
+    *leading, last = cuts
+    for strip in last.strips(_STRIP_BYTES):
+        weights = _axis_weights_of(len(leading), strip) * axis_weights(-1, 0, 1)
+        byte_sums = ByteSums(weights.reshape(strip.cells, -1))
+        columns = slice(strip.first - last.first, strip.first - last.first + strip.count)
+        for low, high in _blocks(elements.shape[:-1], max(1, _BLOCK_BYTES // strip.count)):
+            parts = [cut.part(a, b) for cut, a, b in zip(leading, low, high, strict=True)]
+            block = elements[(*map(slice, low, high), columns)]
+            sums = byte_sums.of(block.view(np.uint8).reshape(-1, strip.count))
+            sums = sums.reshape(*block.shape[:-1], strip.cells)
+            for axis, part in enumerate(parts):
+                sums = _added_up(sums, axis, part, _axis_weights_of(axis, part))
+            out[(*(cut.place(part) for cut, part in zip(leading, parts, strict=True)), last.place(strip))] += sums
     return out
 
 

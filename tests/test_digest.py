@@ -187,6 +187,42 @@ def test_cells_of_a_grid_are_its_boxes(axes: list[tuple[int, int, int]], dtype: 
     } == wanted
 
 
+@given(
+    st.lists(st.integers(1, 3), max_size=2),
+    st.tuples(st.integers(64, 70), st.integers(64, 300)),
+    st.lists(st.tuples(st.integers(0, 999), st.integers(1, 999)), min_size=4, max_size=4),
+    st.sampled_from(["u1", "?", "i1"]),
+    st.sampled_from([10, 128, 1 << 11]),
+    st.sampled_from([2_000, 1 << 20]),
+)
+@settings(max_examples=40)
+def test_cells_of_many_rows_of_bytes(
+    outer: list[int],
+    inner: tuple[int, int],
+    places: list[tuple[int, int]],
+    dtype: str,
+    strip_bytes: int,
+    block_bytes: int,
+) -> None:
+    shape = (*outer, *inner)
+    start, unit = (tuple(place[number] for place in places[: len(shape)]) for number in range(2))
+    unit = (*unit[:-1], max(64, unit[-1]))
+    values = position_values(shape, dtype)
+    bits = values.view("u1") * np.uint64(weight(-1, 0))
+    for axis, (low, n) in enumerate(zip(start, shape, strict=True)):
+        weights = np.array([weight(axis, low + number) for number in range(n)], "u8")
+        bits *= weights.reshape(-1, *[1] * (len(shape) - axis - 1))
+    for axis, (low, n, size) in enumerate(zip(start, shape, unit, strict=True)):
+        edges = [number for number in range(n) if number == 0 or (low + number) % size == 0]
+        bits = np.add.reduceat(bits, edges, axis)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rechunk_exec.digest._STRIP_BYTES", strip_bytes)
+        patch.setattr("rechunk_exec.digest._BLOCK_BYTES", block_bytes)
+        assert grid_digests(values, start, unit).tolist() == bits.tolist()
+        turned = np.asfortranarray(values)
+        assert grid_digests(turned, start, unit).tolist() == bits.tolist()
+
+
 def test_cells_of_views_and_of_boxes_without_elements() -> None:
     values = position_values((9, 12), "f8")
     assert (grid_digests(values[2:, ::2], (2, 0), (4, 4)) == grid_digests(values[2:, ::2].copy(), (2, 0), (4, 4))).all()
