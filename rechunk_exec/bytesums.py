@@ -1,11 +1,11 @@
 """Sums of bytes times 64-bit weights, by products of matrices. Layer: the ground, below the digest; NumPy only.
 
-Processors have no wide multiplication of 64-bit integers worth the name, and a fast one of float32. So each weight is
-cut into eight limbs of 8 bits. A byte times a limb is below 2**16, and 256 such products add up to less than 2**24: in
-float32 they are exact, in whatever order they are added up. The sums for the eight limbs then make one of 64 bits.
+Processors multiply many float32 at once, and 64-bit integers slowly. So each weight is cut into eight limbs of 8 bits.
+A byte times a limb is below 2**16, and 256 such products add up to less than 2**24: in float32 they are exact, in
+whatever order they are added up. The sums for the eight limbs then make one of 64 bits.
 
-A matrix of 64 rows of 256 bytes times one of 256 weights is so small that BLAS libraries do it in the thread that asks:
-tasks have threads of their own.
+A matrix of 64 rows of 256 bytes times one of 256 weights is so small that OpenBLAS, with which NumPy's wheels come,
+does it in the thread that asks: tasks have threads of their own.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ class ByteSums:
     ----------
     weights : ndarray of uint64, shape (runs, n)
         The weight of each byte of a row: a row is that many runs of ``n`` bytes, each with a sum of its own.
+    rows : int
+        How many rows there will be; any number is right.
     """
 
-    def __init__(self, weights: Words) -> None:
+    def __init__(self, weights: Words, rows: int) -> None:
         runs, self._run_bytes = weights.shape
         parts = -(-self._run_bytes // _EXACT)
         width = -(-self._run_bytes // parts)
@@ -42,7 +44,7 @@ class ByteSums:
         padded[:, : self._run_bytes] = weights
         limbs = padded.reshape(runs, parts, 1, width) >> _LIMBS[:, None] & np.uint64(0xFF)
         self._limbs = limbs.astype(np.float32)  # runs, parts, limbs, bytes of a part
-        groups = max(1, _BYTES_AT_ONCE // (_ROWS * padded.size))
+        groups = max(1, min(-(-rows // _ROWS), _BYTES_AT_ONCE // (_ROWS * padded.size)))
         self._widened = np.zeros((groups * _ROWS, *padded.shape), np.float32)
         # A part's bytes stand in columns, one for each row.
         self._columns = self._widened.reshape(groups, _ROWS, runs, parts, width).transpose(0, 2, 3, 4, 1)

@@ -42,7 +42,7 @@ _BLOCK_BYTES = 1 << 20
 """Elements are widened to 64 bits a block at a time, so that a block stays in the cache."""
 _STRIP_BYTES = 1 << 11
 """Bytes of a row whose weights are cut into limbs at once: these are 32 times as much."""
-_FEWEST_ROWS, _FEWEST_BYTES = 64, 64
+_FEWEST_ROWS, _FEWEST_BYTES = 128, 64
 """From here on products of matrices are faster than sums of 64-bit words."""
 _TEXTS = 4096
 """Texts that are hashed at once."""
@@ -151,11 +151,12 @@ class _Cut:
     def strips(self, limit: int) -> Iterator[_Cut]:
         """Cut the run into some of at most ``limit`` indices: each of cells of one size, or a part of one cell."""
         for low, cells, size in self.runs():
-            step = limit // size * size or limit
-            for cell in range(low, low + cells * size, max(size, step)):
-                end = min(cell + max(size, step), low + cells * size)
-                for first in range(cell, end, step):
-                    yield self.part(first, min(first + step, end))
+            high = low + cells * size
+            whole = max(1, limit // size) * size
+            for start in range(low, high, whole):
+                stop = min(start + whole, high)
+                for first in range(start, stop, limit):
+                    yield self.part(first, min(first + limit, stop))
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield runs of cells of one size: the first index in the run, the number of cells, the indices of each."""
@@ -167,6 +168,27 @@ class _Cut:
             yield self.count - tail, 1, tail
 
 
+class _BoxWeights:
+    """The weights of a box's indices. Made anew for each part they would be most of the work, so they are kept."""
+
+    def __init__(self, cuts: Sequence[_Cut]) -> None:
+        self._cuts = cuts
+        # But for an axis too long to keep.
+        self._kept = [
+            axis_weights(axis, cut.first, cut.count) if cut.count * 8 <= _BLOCK_BYTES else None
+            for axis, cut in enumerate(cuts)
+        ]
+
+    def parts(self, parts: Sequence[_Cut]) -> list[Words]:
+        """Return the weights of a part of the box, axis by axis."""
+        return [
+            axis_weights(axis, part.first, part.count)
+            if kept is None
+            else kept[part.first - cut.first : part.first - cut.first + part.count]
+            for axis, (kept, cut, part) in enumerate(zip(self._kept, self._cuts, parts, strict=True))
+        ]
+
+
 def _digests(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
     """Return the digests of the cells into which ``cuts`` cut the elements."""
     if elements.size and _are_rows_of_bytes(elements, cuts):
@@ -174,19 +196,14 @@ def _digests(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
     out = np.zeros([cut.cells for cut in cuts], np.uint64)
     if elements.size == 0:
         return out
-    # What a block needs anew would be most of the work, but for an axis too long to keep.
-    kept = [_axis_weights_of(axis, cut) if cut.count * 8 <= _BLOCK_BYTES else None for axis, cut in enumerate(cuts)]
+    weights_of = _BoxWeights(cuts)
     width = max(8, elements.dtype.itemsize)
     for low, high in _blocks(elements.shape, max(1, _BLOCK_BYTES // width)):
         parts = [cut.part(a, b) for cut, a, b in zip(cuts, low, high, strict=True)]
-        weights = [
-            _axis_weights_of(axis, part) if whole is None else whole[a:b]
-            for axis, (whole, part, a, b) in enumerate(zip(kept, parts, low, high, strict=True))
-        ]
         index: Any = (*map(slice, low, high), ...)
         block = elements[index]
         out[tuple(cut.place(part) for cut, part in zip(cuts, parts, strict=True))] += _block_digests(
-            block, parts, weights
+            block, parts, weights_of.parts(parts)
         )
     return out
 
@@ -202,23 +219,20 @@ def _digests_of_rows(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
     """Return the same as :func:`_digests`, for elements of one byte: the last axis is added up first, in strips."""
     out = np.zeros([cut.cells for cut in cuts], np.uint64)
     *leading, last = cuts
+    weights_of = _BoxWeights(leading)
     for strip in last.strips(_STRIP_BYTES):
-        weights = _axis_weights_of(len(leading), strip) * axis_weights(-1, 0, 1)
-        byte_sums = ByteSums(weights.reshape(strip.cells, -1))
+        weights = axis_weights(len(leading), strip.first, strip.count) * axis_weights(-1, 0, 1)
+        byte_sums = ByteSums(weights.reshape(strip.cells, -1), elements.size // last.count)
         columns = slice(strip.first - last.first, strip.first - last.first + strip.count)
         for low, high in _blocks(elements.shape[:-1], max(1, _BLOCK_BYTES // strip.count)):
             parts = [cut.part(a, b) for cut, a, b in zip(leading, low, high, strict=True)]
             block = elements[(*map(slice, low, high), columns)]
             sums = byte_sums.of(block.view(np.uint8).reshape(-1, strip.count))
             sums = sums.reshape(*block.shape[:-1], strip.cells)
-            for axis, part in enumerate(parts):
-                sums = _added_up(sums, axis, part, _axis_weights_of(axis, part))
+            for axis, (part, weights) in enumerate(zip(parts, weights_of.parts(parts), strict=True)):
+                sums = _added_up(sums, axis, part, weights)
             out[(*(cut.place(part) for cut, part in zip(leading, parts, strict=True)), last.place(strip))] += sums
     return out
-
-
-def _axis_weights_of(axis: int, cut: _Cut) -> Words:
-    return axis_weights(axis, cut.first, cut.count)
 
 
 def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

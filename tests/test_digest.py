@@ -189,7 +189,7 @@ def test_cells_of_a_grid_are_its_boxes(axes: list[tuple[int, int, int]], dtype: 
 
 @given(
     st.lists(st.integers(1, 3), max_size=2),
-    st.tuples(st.integers(64, 70), st.integers(64, 300)),
+    st.tuples(st.integers(128, 134), st.integers(64, 300)),
     st.lists(st.tuples(st.integers(0, 999), st.integers(1, 999)), min_size=4, max_size=4),
     st.sampled_from(["u1", "?", "i1"]),
     st.sampled_from([10, 128, 1 << 11]),
@@ -221,6 +221,18 @@ def test_cells_of_many_rows_of_bytes(
         assert grid_digests(values, start, unit).tolist() == bits.tolist()
         turned = np.asfortranarray(values)
         assert grid_digests(turned, start, unit).tolist() == bits.tolist()
+
+
+def test_long_cells_of_many_rows_of_bytes_go_by_products_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(weights: Array, rows: int) -> None:
+        raise AssertionError(f"{rows} rows")
+
+    monkeypatch.setattr("rechunk_exec.digest.ByteSums", refuse)
+    for rows, unit, dtype in [(127, 64, "u1"), (128, 63, "u1"), (128, 64, "i2"), (128, 64, "S1")]:
+        grid_digests(position_values((rows, 64), dtype), (0, 0), (9, unit))
+    for dtype in ("u1", "?", "i1"):
+        with pytest.raises(AssertionError, match="128 rows"):
+            grid_digests(position_values((128, 64), dtype), (0, 0), (9, 64))
 
 
 def test_cells_of_views_and_of_boxes_without_elements() -> None:
