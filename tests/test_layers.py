@@ -19,7 +19,9 @@ def test_imports_point_down_only() -> None:
 @pytest.fixture(scope="module")
 def imported_by_us() -> frozenset[str]:
     """Modules that the package imports and zarr, which some versions of import much, does not."""
-    return modules_after("import rechunk_exec") - modules_after("import zarr")
+    return modules_after("from rechunk_exec import *; from rechunk_exec.executors import *") - modules_after(
+        "import zarr"
+    )
 
 
 def modules_after(statement: str) -> frozenset[str]:
@@ -48,3 +50,9 @@ def modules_after(statement: str) -> frozenset[str]:
 )
 def test_importing_the_package_imports_no_optional_library(package: str, imported_by_us: frozenset[str]) -> None:
     assert package not in imported_by_us
+
+
+def test_a_worker_process_imports_neither_planning_nor_what_draws() -> None:
+    imported = modules_after("import rechunk_exec.executors.worker")
+    assert "rechunk_exec.copy.worker" in imported
+    assert {"rich", "rechunk_exec.api", "rechunk_exec.search", "rechunk_exec.executors.dask"} & imported == set()

@@ -7,6 +7,7 @@ each request with one :class:`~rechunk_exec.executors.remote.Reply`. It ends whe
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import multiprocessing.spawn
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from rechunk_exec.copy import configure_worker
 from rechunk_exec.executors.main_module import MainModule
@@ -42,8 +43,9 @@ try:
     sys.path[:] = pipe.recv()
 except (EOFError, OSError):
     sys.exit()
-from rechunk_exec.executors.worker import serve
+from rechunk_exec.executors.worker import leave, serve
 serve(pipe)
+leave()
 """
 
 
@@ -192,6 +194,19 @@ def serve(pipe: Connection) -> None:
                     pipe.send(run_set_up(token))
                 case _Work(data):
                     pipe.send(run_call(data))
+
+
+def leave() -> NoReturn:
+    """End this process as an interpreter ends, but for what frees its memory piece by piece: the kernel does that.
+
+    Threads that are no daemons are waited for and functions registered with :mod:`atexit` are called.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter itself calls first
+    atexit._run_exitfuncs()  # noqa: SLF001 - and what it calls next
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or nobody reads it any more
+            stream.flush()
+    os._exit(0)
 
 
 def _prepare(preparation: Preparation) -> Reply:

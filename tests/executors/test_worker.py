@@ -19,7 +19,16 @@ from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors import ProcessesExecutor, worker_shape
 from rechunk_exec.executors.worker import WorkerProcess
 from tests.executors.recording import Recording, make_stage
-from tests.executors.workers import FOREVER_S, PATIENCE_S, await_end, length, started, wait_until, workers_of
+from tests.executors.workers import (
+    FOREVER_S,
+    PATIENCE_S,
+    await_end,
+    environment,
+    length,
+    started,
+    wait_until,
+    workers_of,
+)
 
 
 def test_threads_are_bounded_before_libraries_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +151,50 @@ def test_the_interrupt_key_while_workers_start_and_work(tmp_path: Path, delay_s:
     assert driver.returncode == -signal.SIGINT
     assert errors.count("Traceback") == 1, errors
     await_end(workers)
+
+
+ENDINGS = """
+import atexit
+import sys
+import threading
+import time
+from pathlib import Path
+
+from rechunk_exec.executors import ProcessesExecutor
+
+
+def leave_traces():
+    atexit.register(Path("at_exit").touch)
+    threading.Thread(target=finish_slowly).start()
+    print("printed")
+    print("complained", file=sys.stderr)
+
+
+def finish_slowly():
+    time.sleep(0.3)
+    Path("finished").touch()
+
+
+if __name__ == "__main__":
+    with ProcessesExecutor(1) as pool:
+        pool.run_on_workers(leave_traces)
+"""
+
+
+def test_a_worker_ends_as_an_interpreter_does(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ENDINGS)
+    command = [sys.executable, "script.py"]
+    run = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "at_exit", "finished"}
+    assert (run.stdout, run.stderr) == ("printed\n", "complained\n")
+
+
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_worker_ends_well_where_nobody_reads_what_it_prints(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "script.py").write_text(ENDINGS)
+    command = f"exec '{sys.executable}' script.py {closed}>&-"
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(), check=True)
+    assert (tmp_path / "at_exit").exists()
 
 
 def _disposition(number: int) -> Any:
