@@ -21,14 +21,14 @@ from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array
 from tests.s3 import Bucket
 from tests.values import position_values
 
-SHAPE, EPOCHS, SERIES = (31, 47, 40), (1, 47, 40), (31, 6, 5)
-MAX_MEM = 40_000
+SHAPE, EPOCHS, SERIES = (19, 29, 20), (1, 29, 20), (19, 6, 5)
+MAX_MEM = 14_000
 
 
 def values() -> Any:
     """By position, with corners of fill value: whole pieces and whole objects."""
     made = position_values(SHAPE, "f4")
-    made[:7, :25] = 3
+    made[:7, :17] = 3
     made[12:14] = 3
     return made
 
@@ -194,7 +194,7 @@ def test_lines_of_jobs(source: ZarrArray, tmp_path: Path) -> None:
     assert_exact(zarr.open_array(tmp_path / "target", mode="r"), source)
 
 
-@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"dtype": ">i2"}, {"shards": (2, 47, 40)}])
+@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"dtype": ">i2"}, {"shards": (2, 29, 20)}])
 def test_from_arrays_of_other_kinds(tmp_path: Path, options: Any) -> None:
     dtype = options.pop("dtype", "f4")
     source = make_array(tmp_path / "source", SHAPE, EPOCHS, dtype, **options)
