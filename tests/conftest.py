@@ -34,6 +34,41 @@ APART = frozenset({"pyflink", "flink_jar", "flink_master"})
 """What ``all`` does not ask for, only its name does: a package that wants an environment of its own, and a file that
 Beam fetches where it can."""
 
+ONCE = (
+    "tests/benchmarks/",
+    "tests/examples/test_executor_of_your_own.py",
+    "tests/examples/test_region_jobs.py",
+    "tests/executors/test_batch_executor.py",
+    "tests/executors/test_contract.py::TestClusterOf",
+    "tests/executors/test_contract_batch.py",
+    "tests/executors/test_contract_beam.py",
+    "tests/executors/test_contract_gpu.py",
+    "tests/executors/test_dask.py",
+    "tests/executors/test_docs.py",
+    "tests/executors/test_futures.py",
+    "tests/executors/test_futures_loky.py",
+    "tests/executors/test_gpu.py",
+    "tests/faults/",
+    "tests/storage/test_clouds.py",
+    "tests/storage/test_lease.py",
+    "tests/storage/test_object_stores.py",
+    "tests/test_algorithm.py",
+    "tests/test_batch.py",
+    "tests/test_budget.py",
+    "tests/test_cli.py",
+    "tests/test_endrequests.py",
+    "tests/test_readme.py",
+    "tests/test_regions.py",
+    "tests/test_sharded_temp.py",
+    "tests/test_status.py",
+    "tests/test_three_stages.py",
+    "tests/testing/",
+    "tests/verification/test_levels.py",
+)
+"""Tests that have little to learn from another interpreter and its zarr: arithmetic, schedulers, faults, what is printed.
+They are half of the time of all. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are
+left out; those of metadata, codecs, stores, copying, reports, Beam and our own worker processes run on both."""
+
 Needs = Callable[[str], ModuleType]
 
 
@@ -51,8 +86,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what must not run beside other tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what must not run beside other tests; leave out what has run on another interpreter."""
+    if os.environ.get("RECHUNK_EXEC_AGAIN"):
+        left_out = [item for item in items if item.nodeid.startswith(ONCE)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.nodeid.startswith(ONCE)]
     for item in items:
         if item.get_closest_marker("memory") or item.get_closest_marker("serial"):
             item.add_marker("alone")
