@@ -65,9 +65,9 @@ ONCE = (
     "tests/testing/",
     "tests/verification/test_levels.py",
 )
-"""Tests that have little to learn from another interpreter and its zarr: arithmetic, schedulers, faults, what is printed.
-They are half of the time of all. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are
-left out; those of metadata, codecs, stores, copying, reports, Beam and our own worker processes run on both."""
+"""Tests that learn little from another interpreter and its zarr: arithmetic, schedulers, faults, what is printed. They
+are half of the time of all. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are left
+out; those of metadata, codecs, stores, copying, reports, Beam and our own worker processes run on both."""
 
 Needs = Callable[[str], ModuleType]
 
