@@ -66,8 +66,8 @@ ONCE = (
     "tests/verification/test_levels.py",
 )
 """Tests that learn little from another interpreter and its zarr: arithmetic, schedulers, faults, what is printed. They
-are half of the time of all. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are left
-out; those of metadata, codecs, stores, copying, reports, Beam and our own worker processes run on both."""
+are half of the time of all. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are
+left out; those of metadata, codecs, stores, copying, reports, Beam and our own worker processes run on both."""
 
 Needs = Callable[[str], ModuleType]
 
