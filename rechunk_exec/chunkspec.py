@@ -9,7 +9,8 @@ an integer              that many elements; longer than the axis means the axis
 ``"auto"``              as long as ``target_bytes`` allows, shared evenly by all such axes (chunks only)
 one of these            for every axis
 a tuple or list         one of these for each axis
-a dict                  one of these by axis name or number; axes not named are ``None``
+a dict                  one of these by axis name or number; axes not named are ``None``. A name that several axes have
+                        is refused
 ======================  ==============================================================================================
 """
 
@@ -175,7 +176,10 @@ def _per_axis(spec: ChunkSpec, what: str, ndim: int, names: Sequence[str | None]
 def _by_axis(
     spec: Mapping[str, AxisSpec] | Mapping[int, AxisSpec], what: str, ndim: int, names: Sequence[str | None] | None
 ) -> list[AxisSpec]:
-    known = {name: axis for axis, name in enumerate(names or ()) if name is not None}
+    axes: dict[str, list[int]] = {}
+    for axis, name in enumerate(names or ()):
+        if name is not None:
+            axes.setdefault(name, []).append(axis)
     given: dict[int, AxisSpec] = {}
     for key, size in spec.items():
         if isinstance(size, (Mapping, list, tuple)):
@@ -183,24 +187,30 @@ def _by_axis(
                 f"{what} of a single array are sizes by axis; got {dict(spec)!r}, which gives {key!r} the form that "
                 f"arrays of a group take; give one size for each axis, as in {{{key!r}: 100}}"
             )
-        axis = known.get(key) if isinstance(key, str) else _axis_number(key, ndim)
-        if axis is None:
-            named = f"named {', '.join(map(repr, known))} and " if known else ""
+        found = axes.get(key, []) if isinstance(key, str) else _axis_number(key, ndim)
+        if not found:
+            named = f"named {', '.join(map(repr, axes))} and " if axes else ""
             raise PlanError(
                 f"{what} name an axis that is not there; got {key!r}; the axes are {named}numbered 0 to {ndim - 1}"
             )
+        if len(found) > 1:
+            raise PlanError(
+                f"{what} name one axis each; got {key!r}, which is the name of the axes {', '.join(map(str, found))}; "
+                f"give their numbers, as in {{{found[0]}: {size!r}}}, or a size for each axis"
+            )
+        (axis,) = found
         if axis in given:
             raise PlanError(f"{what} give each axis one size; got two for axis {_label(axis, names)} in {dict(spec)!r}")
         given[axis] = size
     return [given.get(axis) for axis in range(ndim)]
 
 
-def _axis_number(key: object, ndim: int) -> int | None:
+def _axis_number(key: object, ndim: int) -> list[int]:
     try:
         axis = operator.index(key)  # type: ignore[arg-type]
     except TypeError:
-        return None
-    return axis if 0 <= axis < ndim and not isinstance(key, bool) else None
+        return []
+    return [axis] if 0 <= axis < ndim and not isinstance(key, bool) else []
 
 
 def _whole_or_exact(size: AxisSpec, n: int, what: str, forms: str) -> int:

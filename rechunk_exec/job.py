@@ -11,7 +11,7 @@ from typing import Any
 
 import zarr
 
-from rechunk_exec import batch, storage
+from rechunk_exec import batch, htmltext, storage
 from rechunk_exec.budget import Budget
 from rechunk_exec.cost import CostModel
 from rechunk_exec.endrequests import EndRequests
@@ -87,6 +87,14 @@ class Rechunked:
             check(self.stages)
 
     def __repr__(self) -> str:
+        return "\n".join([*self._lines(), "", self.plan.explain()])
+
+    def _repr_html_(self) -> str:
+        """What the text tells, as notebooks show it."""
+        return f"<p>{htmltext.lines(chr(10).join(self._lines()))}</p>{self.plan._repr_html_()}"
+
+    def _lines(self) -> list[str]:
+        """Where the job's arrays are, and what is to be known of it besides its plan."""
         places = self._work.places
         lines = [f"rechunk {places.source}", f"     to {places.target}"]
         if self._work.intermediates:
@@ -96,8 +104,7 @@ class Rechunked:
             lines.append(f"   goes on with the job begun at {self._work.resumed.begun}")
         if self.memory_text:
             lines.append(f"   {self.memory_text}")
-        lines += [f"   note: {note}" for note in self._work.design.notes]
-        return "\n".join([*lines, "", self.plan.explain()])
+        return [*lines, *(f"   note: {note}" for note in self._work.design.notes)]
 
     @property
     def memory_text(self) -> str:

@@ -80,7 +80,8 @@ def _refuse_read_only(store: object, name: str) -> None:
 
 def node_path(name: object) -> str:
     """Return the path of a node; what the zarr specifications reserve is no name of one."""
-    parts = name.strip("/").split("/") if isinstance(name, str) else [""]
+    # zarr takes a backslash for a slash: chunks would not lie where it looks for them.
+    parts = name.replace("\\", "/").strip("/").split("/") if isinstance(name, str) else [""]
     if any(not part.strip(".") or part in RESERVED or part.startswith("__") or "\0" in part for part in parts):
         raise PlanError(
             f"array_name must be a path inside target_store, such as 'layers/displacement'; got {name!r}; zarr "
@@ -98,8 +99,9 @@ def source_ref(source: object, storage_options: Options | None) -> ArrayRef:
     try:
         return storage.array_ref(source, "", _options_for(source, storage_options))
     except StorageError as error:
+        kind = "" if isinstance(source, str) else f"; got a {type(source).__name__}"
         raise PlanError(
-            f"the source must be a path, a URL, a zarr array or a zarr store; got a {type(source).__name__}"
+            f"the source must be a path, a URL, a zarr array or a zarr store{kind or f': {error}'}"
         ) from error
 
 

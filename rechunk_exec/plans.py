@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rechunk_exec import wire
+from rechunk_exec import htmltext, wire
 from rechunk_exec.errors import PlanError
 from rechunk_exec.memory import PROCESS_BYTES, RESULT_BYTES
 from rechunk_exec.sizes import bytes_text, count_text, format_bytes
@@ -132,14 +132,30 @@ class Plan:
 
     def explain(self) -> str:
         """The plan in words and tables: what is done, each stage's figures, and the alternatives weighed."""
-        beside = (
-            f"Besides, a process may hold up to {format_bytes(self.process_bytes)} that do not count (process_bytes)."
-        )
-        parts = [str(self), _stage_table(self.stages), beside]
+        parts = [str(self), _stage_table(self.stages), self._beside()]
         if self.alternatives:
             parts += ["Weighed:", _alternative_table(self.alternatives)]
             parts += [f"  {one.name}: {one.why}" for one in self.alternatives]
         return "\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        """What :meth:`explain` tells, as notebooks show it."""
+        columns = [_stage_cells(number, stage) for number, stage in enumerate(self.stages)]
+        parts = [
+            f"<p>{htmltext.lines(str(self))}</p>",
+            htmltext.table([(name, *(cells[name] for cells in columns)) for name in columns[0]], headed=True),
+            f"<p>{htmltext.text(self._beside())}</p>",
+        ]
+        if self.alternatives:
+            rows = [_ALTERNATIVE_HEADER, *map(_alternative_cells, self.alternatives)]
+            whys = htmltext.table([(one.name, one.why) for one in self.alternatives])
+            parts.append(htmltext.folded("Weighed", htmltext.table(rows, headed=True) + whys))
+        return "".join(parts)
+
+    def _beside(self) -> str:
+        return (
+            f"Besides, a process may hold up to {format_bytes(self.process_bytes)} that do not count (process_bytes)."
+        )
 
     def __str__(self) -> str:
         first = self.stages[0]
@@ -179,24 +195,32 @@ def _stage_table(stages: Sequence[StagePlan]) -> str:
 
 
 def _stage_lines(number: int, stage: StagePlan) -> str:
+    title, *cells = _stage_cells(number, stage).items()
+    head = f"{title[1]}: {cells[0][1]}"
+    return "\n".join([head, *(f"  {name:8}{cell}" for name, cell in cells[1:])])
+
+
+def _stage_cells(number: int, stage: StagePlan) -> dict[str, str]:
+    """What there is to say of a stage, by name."""
     chunks = f" in chunks of {stage.chunk}" if stage.chunk != stage.write_unit else ""
     read_bytes = bytes_text(stage.elements_read * stage.itemsize)
     each = f"{stage.tasks_per_worker} x {format_bytes(stage.task_bytes)}"
-    return (
-        f"Stage {number}, {stage.source} -> {stage.target}: {count_text(stage.tasks, 'task')}, "
-        f"each copies {stage.region}\n"
-        f"  reads   {count_text(stage.read_units, 'unit')} of {stage.read_unit}, {read_bytes}, "
-        f"{stage.read_amplification:.4g} times the array\n"
-        f"  writes  {count_text(stage.objects, 'object')} of {stage.write_unit}{chunks}, {bytes_text(stage.nbytes)}\n"
-        f"  memory  {bytes_text(stage.peak_bytes)} a worker: {each}, "
-        f"{count_text(stage.threads, 'unit')} in flight\n"
-        f"  time    about {_seconds(stage.predicted_s)}, {count_text(stage.operations, 'operation')}"
-    )
+    return {
+        "": f"Stage {number}, {stage.source} -> {stage.target}",
+        "tasks": f"{count_text(stage.tasks, 'task')}, each copies {stage.region}",
+        "reads": f"{count_text(stage.read_units, 'unit')} of {stage.read_unit}, {read_bytes}, "
+        f"{stage.read_amplification:.4g} times the array",
+        "writes": f"{count_text(stage.objects, 'object')} of {stage.write_unit}{chunks}, {bytes_text(stage.nbytes)}",
+        "memory": f"{bytes_text(stage.peak_bytes)} a worker: {each}, {count_text(stage.threads, 'unit')} in flight",
+        "time": f"about {_seconds(stage.predicted_s)}, {count_text(stage.operations, 'operation')}",
+    }
+
+
+_ALTERNATIVE_HEADER = ("", "plan", "memory", "traffic", "operations", "objects", "tasks", "temp", "time")
 
 
 def _alternative_table(alternatives: Sequence[Alternative]) -> str:
-    rows: list[tuple[str, ...]] = [("", "plan", "memory", "traffic", "operations", "objects", "tasks", "temp", "time")]
-    rows += [_alternative_cells(one) for one in alternatives]
+    rows = [_ALTERNATIVE_HEADER, *map(_alternative_cells, alternatives)]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

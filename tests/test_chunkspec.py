@@ -78,6 +78,22 @@ def test_axes_without_names_are_named_by_number() -> None:
         _chunks({"x": 3}, names=None)
 
 
+@pytest.mark.parametrize("what", ["chunks", "shards"])
+def test_a_name_of_several_axes_is_refused(what: str) -> None:
+    # The last of them was taken.
+    names = ("x", "y", "x")
+
+    def resolve(spec: Any) -> Any:
+        if what == "chunks":
+            return resolve_chunks(spec, shape=(4, 6, 8), itemsize=4, current=(1, 2, 2), names=names)
+        return resolve_shards(spec, shape=(4, 6, 8), chunk=(1, 2, 2), names=names)
+
+    with pytest.raises(PlanError, match=rf"{what} name one axis each; got 'x', .* axes 0, 2; .* as in \{{0: -1\}}"):
+        resolve({"x": -1})
+    assert resolve({"y": -1, 2: 4}) == (1, 6, 4)
+    assert resolve((4, 2, 4)) == (4, 2, 4)
+
+
 def test_scalars_and_empty_axes() -> None:
     specs: list[Any] = [None, (), {}, -1, "auto"]
     for spec in specs:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 import zarr
 from numpy.typing import NDArray
+from zarr.storage import LocalStore
 
 import rechunk_exec as rx
 from rechunk_exec.cli import ExitCode, main
 from rechunk_exec.cli.commands import program
 from rechunk_exec.cli.parsing import parse_sizes
 from rechunk_exec.machine_report import TOUCHED_BYTES, FreshMemory
+from tests.values import same_bits
 
 SHAPE = (12, 40, 36)
 LAYOUT = ("--chunks", "time=-1,y=8,x=8", "--shards", "time=-1,y=16,x=16", "--max-mem", "2MB")
@@ -422,3 +425,61 @@ def test_limits_are_kept_or_refused_with_what_would_do(frame: Path, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["frame.zarr"]
     run(*words, "--max-objects", "9", "--max-temp-bytes", "0", "--min-object-bytes", "12288")
     assert_same_bits(tmp_path / "series.zarr")
+
+
+@pytest.mark.parametrize("encoding", ["ascii strict", "ascii surrogateescape", "latin-1 strict", "utf-8 strict"])
+@pytest.mark.parametrize("name", [b"\xff\xfe", "\u20ac\u65e5".encode(), b"a\x1b[31mb\x07"], ids=repr)
+def test_names_that_an_output_cannot_show_are_escaped(tmp_path: Path, name: bytes, encoding: str) -> None:
+    # The job was done, and its report died of a UnicodeEncodeError; with a name that is not UTF-8 it did not begin.
+    folder = os.fsencode(tmp_path)
+    source, target, temp, jobs = (os.fsdecode(folder + b"/" + kind + name) for kind in (b"s", b"t", b"temp", b"jobs"))
+    names = ("t\u00e9\x1b", "x")
+    array = zarr.create_array(LocalStore(source), shape=(30, 20), chunks=(1, 20), dtype="f4", dimension_names=names)
+    array[...] = by_position((30, 20))
+    layout = ("--chunks", "-1,1", "--max-mem", "1800B")
+
+    def shown(*words: str, code: int = 0) -> bytes:
+        kind, how = encoding.split()
+        content, errors = io.BytesIO(), io.StringIO()
+        output = io.TextIOWrapper(content, encoding=kind, errors=how)
+        with redirect_stdout(output), redirect_stderr(errors):
+            returned = main(words)
+            assert output.errors == how
+            output.flush()
+        assert returned == code, errors.getvalue()
+        assert "UnicodeEncodeError" not in errors.getvalue()
+        return content.getvalue()
+
+    shown("plan", source, target, *layout)
+    assert b"written to" in shown("rechunk", source, target, *layout, "--temp-store", temp)
+    shown("rechunk", source, target, *layout, code=1)
+    shown("plan", source, "--chunks", f"{os.fsdecode(name)}=1", "--max-mem", "1MB", code=3)
+    for command in ("info", "status"):
+        shown(command, target)
+    shown("verify", source, target)
+    shown("init", source, f"{target}2", "--jobs", jobs, *layout)
+    shown("run-task", jobs, "--range", ":1")
+    shown("status", f"{target}2")
+    shown("finalize", jobs, code=4)
+    assert same_bits(np.asarray(zarr.open_array(LocalStore(target), mode="r")[...]), by_position((30, 20)))
+
+
+def test_paths_and_file_urls_name_the_same_place_in_every_command(tmp_path: Path) -> None:
+    odd = tmp_path / "t \u00fc%20#?.zarr"
+    frame = zarr.create_array(LocalStore(odd / "source"), shape=(30, 20), chunks=(1, 20), dtype="f4")
+    frame[...] = by_position((30, 20))
+    before = {path.name for path in tmp_path.iterdir()}
+    layout = ("--chunks", "-1,1", "--max-mem", "1800B")
+    source, target, temp, jobs = (f"file://{odd}/{name}" for name in ("source", "target", "temp", "jobs"))
+    run("rechunk", source, target, *layout, "--temp-store", temp)
+    run("verify", odd / "source", target)
+    for command in ("info", "status"):
+        assert run(command, target).stdout == run(command, odd / "target").stdout
+    for one, other in ((source, odd / "source"), (odd / "source", source)):
+        assert "same or inside" in run("rechunk", one, other, *layout, "--mode", "overwrite", code=3).stderr
+    run("init", source, f"{target}2", "--jobs", jobs, *layout, "--temp-store", temp)
+    for stage in ("0", "1"):
+        run("run-task", odd / "jobs", "--stage", stage, "--range", ":")
+    run("finalize", jobs)
+    run("verify", source, odd / "target2")
+    assert {path.name for path in tmp_path.iterdir()} == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import os
@@ -423,3 +424,17 @@ def test_a_chunk_that_cannot_be_decoded_is_named(tmp_path: Path, source: ZarrArr
         job.execute()
     with pytest.raises(rx.StorageError, match=re.escape(f"the object is {key} of")):
         rx.verify(source, source)
+
+
+def test_a_notebook_is_shown_the_job_and_no_name_is_taken_for_html(tmp_path: Path) -> None:
+    array = make_array(tmp_path / "<b>source&", (8, 6), (1, 6))
+    options: dict[str, Any] = {"target_options": {"filters": "auto"}, "progress": False}
+    job = rx.rechunk(array, (8, 2), "1MB", tmp_path / "t\udcff", zarr_format=2, **options)
+    shown = job._repr_html_()
+    assert str(tmp_path / "&lt;b&gt;source&amp;") in shown
+    assert "<b>" not in shown
+    assert r"t\udcff" in shown
+    shown.encode()
+    assert job.plan._repr_html_() in shown
+    notes = [line.strip() for line in repr(job).splitlines() if line.startswith("   note: ")]
+    assert notes == [note for note in notes if html.escape(note) in shown]

@@ -1,5 +1,7 @@
+import html
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -288,3 +290,14 @@ def test_what_a_process_holds_besides_is_said_and_does_not_count() -> None:
     assert Plan.from_json(before).process_bytes == plan.process_bytes - 70_000, "a plan of an earlier version"
     with pytest.raises(PlanError, match="uncounted_bytes are at least 0; got -1"):
         replace(STAGE, uncounted_bytes=-1)
+
+
+def test_a_notebook_is_shown_all_that_the_text_tells() -> None:
+    plan = plan_rechunk((60, 1024, 1024), 4, (1, 1024, 1024), (60, 64, 64), "30MB", target_shards=(60, 256, 256))
+    assert len(plan.stages) == 2
+    shown = html.unescape(re.sub(r"<[^>]*>", " ", plan._repr_html_()))
+    numbers = set(re.findall(r"[0-9]+", plan.explain()))
+    assert len(numbers) > 30
+    assert numbers <= set(re.findall(r"[0-9]+", shown))
+    assert all(f"Stage {number}, {stage.source} -> {stage.target}" in shown for number, stage in enumerate(plan.stages))
+    assert all(one.why in shown for one in plan.alternatives)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import logging
 import signal
@@ -43,7 +44,7 @@ def reporting_errors(command: Callable[..., ExitCode | None]) -> Callable[..., E
     @functools.wraps(command)
     def run(*, as_json: bool, debug: bool, **options: Any) -> ExitCode:
         try:
-            with log_on_stderr(), ended_like_an_interrupt():
+            with any_name_printable(), log_on_stderr(), ended_like_an_interrupt():
                 return command(as_json=as_json, **options) or ExitCode.DONE
         except click.ClickException:
             raise
@@ -94,6 +95,21 @@ def error_document(error: BaseException) -> dict[str, Any]:
 def print_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document on standard output."""
     click.echo(json.dumps(document, indent=2))
+
+
+@contextmanager
+def any_name_printable() -> Iterator[None]:
+    """Have standard output escape what its encoding has not: arrays and files may have any name."""
+    stream = sys.stdout
+    errors = getattr(stream, "errors", None)
+    if errors not in ("strict", "surrogateescape") or not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors=errors)
 
 
 @contextmanager

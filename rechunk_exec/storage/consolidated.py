@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,6 +70,20 @@ def reveal(target: ArrayRef) -> None:
             target,
             error,
         )
+
+
+def format_note(target: ArrayRef, zarr_format: int) -> str:
+    """Return what is to be said where the group of a target is of the other format, in which it does not see arrays."""
+    own = "zarr.json" if zarr_format == 3 else ".zgroup"
+    with suppress(StorageError):  # which is told when something is written there
+        for group, _ in _groups_above(target) if holds_documents(target) else ():
+            if _document(_objects(group), own) is None:
+                return (
+                    f"the group {group} is of zarr format {5 - zarr_format}: whoever opens it does not see the target, "
+                    f"of format {zarr_format}; zarr_format={5 - zarr_format} has it seen"
+                )
+            break
+    return ""
 
 
 def _edit(target: ArrayRef, change: Callable[[dict[str, Any], str, int], None]) -> None:

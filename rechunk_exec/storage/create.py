@@ -111,6 +111,11 @@ def design_target(source: StoredArray, wishes: TargetWishes) -> Design:
     }
     notes = [*carried.notes, *_order_notes(arguments, asked="order" in options)]
     like = prototype(arguments)
+    if source.dtype.names and like.dtype != source.dtype:
+        notes.append(
+            f"elements of {source.dtype} are stored as {like.dtype}: zarr format {wishes.zarr_format} keeps no byte "
+            "order for each field"
+        )
     inexact = inexact_codecs(like.metadata)
     if inexact:
         notes.append(
@@ -279,7 +284,10 @@ def prototype(arguments: Mapping[str, Any], options: str = "target_options") -> 
         If zarr does not take them.
     """
     try:
-        return describe(_create(MemoryStore(), "", arguments))
+        store = MemoryStore()
+        _create(store, "", arguments)
+        with quiet_zarr():
+            return describe(zarr.open_array(store, mode="r+"))  # zarr creates some that it cannot open
     except PlanError:
         raise
     except Exception as error:

@@ -30,7 +30,7 @@ def local_lock(ref: ArrayRef) -> Iterator[None]:
         return
     real = Path(os.path.realpath(path))
     root = local_path(replace(ref, path=""))
-    lock = _lock_folder(real, root) / f".rechunk_exec-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}.lock"
+    lock = _lock_folder(real, root) / f".rechunk_exec-{hashlib.sha256(os.fsencode(real)).hexdigest()[:12]}.lock"
     try:
         descriptor = _acquire(lock)
     except OSError as error:

@@ -62,8 +62,9 @@ def new_temp_name(target: ArrayRef) -> str:
 
 
 def _name_in_temp(target: ArrayRef) -> str:
-    # A live store's own text tells it from others of its kind.
-    return f"rechunk_exec-{hashlib.sha256(f'{target.store}/{target.path}'.encode()).hexdigest()[:12]}"
+    # A live store's own text tells it from others of its kind. Names of files need not be UTF-8.
+    place = f"{target.store}/{target.path}".encode(errors="surrogatepass")
+    return f"rechunk_exec-{hashlib.sha256(place).hexdigest()[:12]}"
 
 
 def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str) -> ArrayRef | None:
@@ -240,7 +241,9 @@ def mark_temp(place: ArrayRef, target: ArrayRef, *jobs: str) -> None:
     refuse_foreign_temp(place)
     text = "\n".join((*jobs, str(target)))
     if holds_documents(place):
-        put_object(objects_of(open_store(place, read_only=False), place.path), _MARKER, text.encode())
+        put_object(
+            objects_of(open_store(place, read_only=False), place.path), _MARKER, text.encode(errors="surrogatepass")
+        )
 
 
 def is_temp_of(place: ArrayRef, job: str) -> bool:

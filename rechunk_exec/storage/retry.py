@@ -127,6 +127,9 @@ class Requests:
                 "; the disk is full, or a quota is used up: make room, then run the same call with mode='resume', "
                 "which goes on where this stopped"
             )
+        # With the name of a file, it is of a disk, and not of a bucket that is not there.
+        if self.store and verb == "write" and isinstance(error, FileNotFoundError) and error.filename is not None:
+            what += "; this store makes no folders: name it by its path, or make its file system with auto_mkdir=True"
         permanent = outlook(error, remote=self.remote) is Outlook.PERMANENT
         return StorageError(f"cannot {verb} {name}{where}: {what}{tried}", permanent=permanent)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
@@ -64,7 +64,7 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
         return ArrayRef(store=os.path.abspath(archive), path=path)
     if isinstance(store, Store):
         return ArrayRef(store=store, path=path)
-    if isinstance(store, str) and is_url(store):
+    if isinstance(store, str) and is_url(store) and (options or not store.startswith("local://")):
         return ArrayRef(store=store, path=path, storage_options=options)
     if options:
         raise StorageError(f"storage_options go with a URL (s3://...); got the store {store!r}")
@@ -213,7 +213,15 @@ def local_path(ref: ArrayRef) -> Path | None:
 
 
 def _local_path(text: str) -> str:
-    return unquote(urlsplit(text).path) if text.startswith("file://") else text
+    """Return the path that a text names: in a ``file`` URL each character stands for itself, as in fsspec and zarr."""
+    scheme, _, path = text.partition(":")
+    if scheme not in ("file", "local") or not path.startswith("/"):
+        return text
+    if path.startswith("//"):
+        path = path.removeprefix("//").removeprefix("localhost")
+    if not path.startswith("/"):
+        raise StorageError(f"a file URL names an absolute path, as in file:///folder/a.zarr; got {text!r}")
+    return f"/{path.lstrip('/')}"
 
 
 def _live_store(store: object) -> Store:

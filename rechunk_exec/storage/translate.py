@@ -169,7 +169,7 @@ def _v2_to_v3(source: StoredArray, metadata: ArrayV2Metadata, arguments: dict[st
     # nothing.
     if metadata.order == "F" and len(source.shape) > 1 and source.fixed_size:
         arguments["filters"] = [TransposeCodec(order=tuple(reversed(range(len(source.shape)))))]
-    if source.dtype.byteorder == ">":
+    if _is_big(source):
         arguments["serializer"] = BytesCodec(endian="big")
     names = dimension_names(source)
     if names is not None:
@@ -192,8 +192,12 @@ def _mask_to_v3(fill_value: Any, dtype: np.dtype[Any], attributes: dict[str, Any
         return
     try:
         encoded = mask_attribute(masked, dtype)
-    except (TypeError, ValueError):  # no number of this dtype: it masks nothing, whatever it is
-        attributes[MASK_ATTRIBUTE] = masked
+    except (TypeError, ValueError, OverflowError) as error:
+        attributes.pop(MASK_ATTRIBUTE, None)
+        notes.append(
+            f"the attribute {MASK_ATTRIBUTE!r} is left out: {error}; in format 3 xarray would not open the array, or "
+            "take other cells for missing ones"
+        )
         return
     if encoded is None:
         attributes.pop(MASK_ATTRIBUTE, None)  # xarray cannot open an array of this dtype that has one
@@ -239,12 +243,18 @@ def _v3_to_v2(source: StoredArray, metadata: ArrayV3Metadata, arguments: dict[st
         "fill_value": metadata.fill_value,
         "chunk_key_encoding": {"name": "v2", "separator": separator if separator == "/" else "."},
     }
-    if source.codec is not None and source.dtype.byteorder == ">":
+    if source.codec is not None and _is_big(source):
         arguments["dtype"] = source.dtype
     names = metadata.dimension_names or ()
     if len(names) == len(source.shape) and all(name is not None for name in names):  # xarray wants [] for 0-d arrays
         arguments["attributes"][DIMENSIONS_ATTRIBUTE] = list(names)
         _mask_to_v2(source.dtype, arguments, notes)
+
+
+def _is_big(source: StoredArray) -> bool:
+    """Whether numbers, or all those of a structure, are stored with their highest byte first."""
+    dtype = source.dtype
+    return source.fixed_size and dtype == dtype.newbyteorder(">") != dtype.newbyteorder("<")
 
 
 def _mask_to_v2(dtype: np.dtype[Any], arguments: dict[str, Any], notes: list[str]) -> None:
@@ -300,6 +310,11 @@ def mask_attribute(value: Any, dtype: np.dtype[Any]) -> Any:
     Floats are base64 of eight little-endian bytes, complex numbers two of them
     (``xarray.backends.zarr.FillValueCoder``).
 
+    Raises
+    ------
+    TypeError, ValueError, OverflowError
+        If the value is no number, or none of the dtype, or several.
+
     Examples
     --------
     >>> mask_attribute(float("nan"), np.dtype("f4"))
@@ -307,15 +322,20 @@ def mask_attribute(value: Any, dtype: np.dtype[Any]) -> Any:
     >>> mask_attribute(-32768, np.dtype("i2"))
     -32768
     """
-    if dtype.kind == "f":
-        return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
+    if dtype.kind not in "biufc":
+        return None
+    if isinstance(value, (list, tuple)) and len(value) == 1:  # as attributes of netCDF files are written by some
+        (value,) = value
+    if not isinstance(value, (int, float, complex, np.number, np.bool_)):
+        raise TypeError(f"{value!r} is not one number")
+    number: Any = value
     if dtype.kind == "c":
-        return [mask_attribute(part, np.dtype("f8")) for part in (complex(value).real, complex(value).imag)]
-    if dtype.kind in "iu":
-        return int(value)
-    if dtype.kind == "b":
-        return bool(value)
-    return None
+        return [mask_attribute(part, np.dtype("f8")) for part in (complex(number).real, complex(number).imag)]
+    if dtype.kind == "f":
+        return base64.standard_b64encode(struct.pack("<d", float(number))).decode()
+    if number not in (0, 1) if dtype.kind == "b" else number % 1 != 0:
+        raise ValueError(f"{value!r} is no value of {dtype}")
+    return bool(number) if dtype.kind == "b" else int(number)
 
 
 def masked_value(attribute: Any, dtype: np.dtype[Any]) -> Any:

@@ -196,3 +196,20 @@ def test_what_a_killed_process_has_left_of_a_groups_metadata_goes_and_what_is_wr
         os.utime(path, (0, 0))
     rx.rechunk(source, (6, 2), "1MB", tmp_path / "group/new", progress=False).execute()
     assert (old.exists(), fresh.exists(), foreign.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+@FORMATS
+def test_a_target_of_another_format_than_its_group_is_told(tmp_path: Path, zarr_format: Any, place: str) -> None:
+    store: Any = tmp_path / "group" if place == "disk" else MemoryStore()
+    zarr.open_group(store, mode="w", zarr_format=zarr_format)
+    source = make_array(tmp_path / "source", SHAPE, (1, 8))
+
+    def notes(target_format: Any, name: str) -> list[str]:
+        job = rx.rechunk(source, (6, 1), "1MB", store, array_name=name, zarr_format=target_format, progress=False)
+        return [line for line in repr(job).splitlines() if "note: the group" in line]
+
+    (note,) = notes(5 - zarr_format, "a")
+    assert f"is of zarr format {zarr_format}" in note
+    assert f"zarr_format={zarr_format} has it seen" in note
+    assert notes(zarr_format, "a") == []

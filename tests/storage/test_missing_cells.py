@@ -103,15 +103,31 @@ def test_the_same_cells_are_missing_from_format_2_to_3_and_on(name: str, attribu
         assert same_cells(as_xarray_sees(copied(three, 2)[0], 2), before)
 
 
-@pytest.mark.parametrize("dtype", ["i4", "f4"])
-def test_an_attribute_of_format_2_that_is_no_number_stays(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["i2", "u1", "f4", ">f8", "?", "c8"])
+@pytest.mark.parametrize("mask", ["none", "1", "", 0.5, 300, -1, [1], True], ids=repr)
+def test_an_attribute_of_format_2_that_is_no_value_masks_as_little_in_format_3(dtype: str, mask: Any) -> None:
+    # Kept as it was xarray could not open the array, and made a boolean, or an integer, it masked all that is true.
     store = MemoryStore()
     zarr.create_group(store, zarr_format=2)
-    attributes = {"_ARRAY_DIMENSIONS": ["t"], "_FillValue": "none"}
-    make(store, (3,), (2,), dtype, path="x", zarr_format=2, fill_value=None, attributes=attributes)
+    attributes = {"_ARRAY_DIMENSIONS": ["t"], "_FillValue": mask}
+    values = np.array([0, 1, 1], dtype)
+    make(store, (3,), (2,), dtype, path="x", values=values, zarr_format=2, fill_value=None, attributes=attributes)
     target, notes = copied(store, 3)
-    assert open_array(array_ref(target, "x"), read_only=True).metadata.attributes == {"_FillValue": "none"}
-    assert not any("missing cells" in note for note in notes)
+    before, after = as_xarray_sees(store, 2), as_xarray_sees(target, 3)
+    assert np.array_equal(before.astype("c16"), after.astype("c16"), equal_nan=True)
+    left_out = "_FillValue" not in open_array(array_ref(target, "x"), read_only=True).metadata.attributes
+    assert left_out == any("'_FillValue' is left out" in note for note in notes)
+    assert left_out >= isinstance(mask, str)
+
+
+def test_several_masks_of_format_2_are_told_since_format_3_has_no_form_for_them() -> None:
+    store = MemoryStore()
+    zarr.create_group(store, zarr_format=2)
+    attributes = {"_ARRAY_DIMENSIONS": ["t"], "_FillValue": [1, 2]}
+    make(store, (3,), (2,), "i2", path="x", zarr_format=2, fill_value=None, attributes=attributes)
+    target, notes = copied(store, 3)
+    assert any("[1, 2] is not one number" in note for note in notes)
+    assert as_xarray_sees(target, 3).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,15 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import zarr
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
 from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.storage import array_ref, is_url, local_path, open_array, open_reader, open_writer
+from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
-from tests.conftest import needed_module
 from tests.storage.arrays import make, read_by_us, read_by_zarr, write_by_us
 from tests.storage.codecs import V3_COMPRESSORS
 from tests.values import position_values, same_bits
@@ -24,10 +26,24 @@ VALUES = position_values((5, 7), "f4")
 def test_names_of_local_stores_become_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     wanted = ArrayRef(store=str(tmp_path / "a b"))
-    for name in ("a b", "./x/../a b", Path("a b"), LocalStore("a b"), f"file://{tmp_path}/a%20b", tmp_path / "a b"):
+    urls = [f"{start}{tmp_path}/a b" for start in ("file://", "file:", "file://localhost", "local://")]
+    for name in ("a b", "./x/../a b", Path("a b"), LocalStore("a b"), *urls, tmp_path / "a b"):
         assert array_ref(name) == wanted, name
     assert array_ref("a b", "x/y") == ArrayRef(store=str(tmp_path / "a b"), path="x/y")
     assert array_ref(StorePath(LocalStore("a b"), "x"), "y") == ArrayRef(store=str(tmp_path / "a b"), path="x/y")
+
+
+@pytest.mark.parametrize("name", ["a%20b", "ü%C3", "a#b", "a?b=1", "%", "a b", "~", "a\nb", "[*]"])
+def test_each_character_of_a_file_url_stands_for_itself_as_in_fsspec_and_zarr(tmp_path: Path, name: str) -> None:
+    for start in ("file://", "file:", "local://"):
+        assert array_ref(f"{start}{tmp_path}/{name}").store == f"{tmp_path}/{name}"
+    assert fsspec.filesystem("file")._strip_protocol(f"file://{tmp_path}/{name}") == f"{tmp_path}/{name}"
+
+
+@pytest.mark.parametrize("url", ["file://a/b", "file://", "file://localhost", "local://a"])
+def test_a_file_url_without_an_absolute_path_is_refused(url: str) -> None:
+    with pytest.raises(StorageError, match="a file URL names an absolute path"):
+        array_ref(url)
 
 
 def test_a_link_in_a_path_stays(tmp_path: Path) -> None:
@@ -116,7 +132,6 @@ def test_a_zip_file_is_read(tmp_path: Path) -> None:
 
 
 def test_a_url_is_read_and_written() -> None:
-    fsspec = needed_module("fsspec")
     name = "memory://rechunk_exec-test/a.zarr"
     try:
         store = FsspecStore.from_url(name)
@@ -130,6 +145,15 @@ def test_a_url_is_read_and_written() -> None:
         assert same_bits(read_by_us(array_ref(mapper, "x")), VALUES)
     finally:
         fsspec.filesystem("memory").rm("/rechunk_exec-test", recursive=True)
+
+
+def test_a_file_system_that_makes_no_folders_is_told(tmp_path: Path) -> None:
+    files = AsyncFileSystemWrapper(fsspec.filesystem("file", auto_mkdir=False), asynchronous=True)
+    store = FsspecStore(files, path=f"{tmp_path}/target")
+    with pytest.raises(FileNotFoundError):
+        zarr.create_array(store, shape=(5, 7), dtype="f4")  # nor does zarr get on with it
+    with pytest.raises(StorageError, match=r"makes no folders: name it by its path, or .* auto_mkdir=True"):
+        put_object(objects_of(store, "a"), "c/0", b"1")
 
 
 def test_an_unknown_kind_of_url_names_what_is_missing() -> None:
