@@ -1,7 +1,8 @@
 """Digests that do not depend on chunking. Layer: the ground, beside :mod:`rechunk_exec.grid`; NumPy only.
 
 The digest of a box is the sum, modulo 2**64, over its elements of the element's bits times a weight of its position:
-the product of one odd 64-bit number for each axis index. So the digest of an array is the sum of the digests of any
+the product of one odd 64-bit number for each axis index. That of an index from 4096 on is itself the product of one for
+each of its digits to that base, since a product is quicker made than a random number. So the digest of an array is the sum of the digests of any
 boxes that tile it, whoever computes them and however they are cut. NaN payloads and the sign of zero are bits like
 others. An element counts as one or more words of up to 64 bits, a text as a 64-bit hash of its characters. In words of
 32 and 64 bits the upper half is first added to the lower one, without carry: no bits are lost by that, and a change of
@@ -12,7 +13,7 @@ differences times their weights add up to zero. For changes that do not know the
 where they differ among themselves, and one in 2**(63 - k) where it is the same change again and its lowest bit, after
 that addition, is the k-th: 2**63 for the low bits of a number, 2**47 for signs of float32, 2**32 for signs of float64.
 Equal changes at all corners of a box multiply the differences of weights, which costs three or four bits more for each
-axis. The same holds for elements that changed places. An array of zero bits has the digest 0 whatever its shape, so
+axis, and for each further digit of its indices. The same holds for elements that changed places. An array of zero bits has the digest 0 whatever its shape, so
 shapes and dtypes are compared besides. It guards against accidents: who knows the weights can make a change that is
 not seen.
 
@@ -44,6 +45,8 @@ _STRIP_BYTES = 1 << 11
 """Bytes of a row whose weights are cut into limbs at once: these are 32 times as much."""
 _FEWEST_ROWS, _FEWEST_BYTES = 128, 64
 """From here on products of matrices are faster than sums of 64-bit words."""
+_BASE = 1 << 12
+"""To which the digits of indices are. Weights of digits are kept: 32 KiB for each that an axis needs."""
 _TEXTS = 4096
 """Texts that are hashed at once."""
 _SHORT_TEXT = 64
@@ -109,10 +112,33 @@ def grid_digests(elements: NDArray[Any], start: Sequence[int], unit: Sequence[in
 
 def axis_weights(axis: int, first: int, count: int) -> Words:
     """Return the weights of indices ``first`` to ``first + count`` of an axis: odd 64-bit numbers."""
-    state = np.arange(first, first + count, dtype=np.uint64)
-    state += np.uint64(((axis + 2) << 40) + 1)
+    return _run_weights(axis, 0, first, count)
+
+
+def _run_weights(axis: int, digit: int, first: int, count: int) -> Words:
+    """Return the weights of numbers in a row: the product of one for each digit, of which this is the lowest."""
+    kept = _digit_weights(axis, digit)
+    if first + count <= _BASE:
+        return kept[first : first + count]
+    low, high = first // _BASE, -(-(first + count) // _BASE)
+    above = _run_weights(axis, digit + 1, low, high - low)
+    place = first - low * _BASE
+    if high - low == 1:
+        return kept[place : place + count] * above[0]
+    return np.multiply.outer(above, kept).reshape(-1)[place : place + count]
+
+
+@functools.cache
+def _digit_weights(axis: int, digit: int) -> Words:
+    """Return the weights of the values of one digit; a leading zero has none, which is a weight of 1."""
+    state = np.arange(_BASE, dtype=np.uint64)
+    state += np.uint64(((axis + 2) << 40) + (digit << 20) + 1)
     state *= np.uint64(0x9E3779B97F4A7C15)
-    return _mixed(state) | np.uint64(1)
+    weights = _mixed(state) | np.uint64(1)
+    if digit:
+        weights[0] = 1
+    weights.flags.writeable = False
+    return weights
 
 
 def _mixed(state: Words) -> Words:
@@ -337,12 +363,9 @@ def _short_hashes(texts: NDArray[Any], lengths: NDArray[np.intp]) -> Words:
     return _mixed(sums)
 
 
-@functools.cache
 def _text_weights() -> Words:
     """Return the weights of lengths, from 0 to that of the longest short text, then those of places in a text."""
-    weights = axis_weights(-2, 0, 2 * _SHORT_TEXT + 1)
-    weights.flags.writeable = False
-    return weights
+    return axis_weights(-2, 0, 2 * _SHORT_TEXT + 1)
 
 
 def _long_hash(text: str | bytes) -> int:

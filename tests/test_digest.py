@@ -29,8 +29,14 @@ def splitmix64(state: int) -> int:
 
 
 def weight(axis: int, index: int) -> int:
-    """The weight of an index: SplitMix64 of a stream for each axis, made odd."""
-    return splitmix64(((index + ((axis + 2) << 40)) * 0x9E3779B97F4A7C15) & MASK) | 1
+    """The weight of an index: SplitMix64, made odd, of each digit to base 4096, from a stream for each axis and digit."""
+    product, digit = 1, 0
+    while index or not digit:
+        index, value = divmod(index, 4096)
+        if value or not digit:
+            product *= splitmix64(((value + ((axis + 2) << 40) + (digit << 20)) * 0x9E3779B97F4A7C15) & MASK) | 1
+        digit += 1
+    return product & MASK
 
 
 def slow_digest(elements: Array, start: tuple[int, ...]) -> int:
@@ -75,6 +81,15 @@ def test_weights_are_odd_and_differ() -> None:
         assert weights.tolist()[:3] == [weight(axis, number) for number in (5, 6, 7)]
         seen |= set(weights.tolist())
     assert len(seen) == 5000
+
+
+@pytest.mark.parametrize("first", [0, 4090, 4096, 8190, 2**24 - 3, 2**24, 2**36 - 5, 7 * 2**36 + 2**24 - 5])
+@pytest.mark.parametrize("count", [1, 4, 9, 9000])
+def test_weights_of_long_axes_are_those_of_their_digits(first: int, count: int) -> None:
+    weights = axis_weights(1, first, count)
+    assert weights.tolist() == [weight(1, first + number) for number in range(count)]
+    assert len(set(weights.tolist())) == count
+    assert (weights % 2 == 1).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
