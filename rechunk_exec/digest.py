@@ -2,20 +2,20 @@
 
 The digest of a box is the sum, modulo 2**64, over its elements of the element's bits times a weight of its position:
 the product of one odd 64-bit number for each axis index. That of an index from 4096 on is itself the product of one for
-each of its digits to that base, since a product is quicker made than a random number. So the digest of an array is the sum of the digests of any
-boxes that tile it, whoever computes them and however they are cut. NaN payloads and the sign of zero are bits like
-others. An element counts as one or more words of up to 64 bits, a text as a 64-bit hash of its characters. In words of
-32 and 64 bits the upper half is first added to the lower one, without carry: no bits are lost by that, and a change of
-signs alone does not stay in the one bit that is the same after a product with any odd number.
+each of its digits to that base, since a product is quicker made than a random number. So the digest of an array is the
+sum of the digests of any boxes that tile it, whoever computes them and however they are cut. NaN payloads and the sign
+of zero are bits like others. An element counts as one or more words of up to 64 bits, a text as a 64-bit hash of its
+characters. In words of 32 and 64 bits the upper half is first added to the lower one, without carry: no bits are lost
+by that, and a change of signs alone does not stay in the one bit that is the same after a product with any odd number.
 
 **What is seen.** A change of one element always is, since its weight is odd. Two or more changes go unseen if their
 differences times their weights add up to zero. For changes that do not know the weights that is one chance in 2**64
 where they differ among themselves, and one in 2**(63 - k) where it is the same change again and its lowest bit, after
 that addition, is the k-th: 2**63 for the low bits of a number, 2**47 for signs of float32, 2**32 for signs of float64.
 Equal changes at all corners of a box multiply the differences of weights, which costs three or four bits more for each
-axis, and for each further digit of its indices. The same holds for elements that changed places. An array of zero bits has the digest 0 whatever its shape, so
-shapes and dtypes are compared besides. It guards against accidents: who knows the weights can make a change that is
-not seen.
+axis, and for each further digit of its indices. The same holds for elements that changed places. An array of zero bits
+has the digest 0 whatever its shape, so shapes and dtypes are compared besides. It guards against accidents: who knows
+the weights can make a change that is not seen.
 
 **What a sample sees.** Where ``d`` of ``n`` boxes differ and ``k`` are looked at, one of the ``d`` is among them with a
 chance of ``1 - C(n - d, k) / C(n, k)``, more than ``1 - (1 - d/n)**k``: a sample of 1 % of 10,000 boxes finds a change

@@ -29,7 +29,7 @@ def splitmix64(state: int) -> int:
 
 
 def weight(axis: int, index: int) -> int:
-    """The weight of an index: SplitMix64, made odd, of each digit to base 4096, from a stream for each axis and digit."""
+    """The weight of an index: of each digit to base 4096 SplitMix64, made odd, in a stream for each axis and digit."""
     product, digit = 1, 0
     while index or not digit:
         index, value = divmod(index, 4096)
