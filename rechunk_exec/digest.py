@@ -125,7 +125,8 @@ def _run_weights(axis: int, digit: int, first: int, count: int) -> Words:
     place = first - low * _BASE
     if high - low == 1:
         return kept[place : place + count] * above[0]
-    return np.multiply.outer(above, kept).reshape(-1)[place : place + count]
+    weights: Words = np.multiply.outer(above, kept).reshape(-1)
+    return weights[place : place + count]
 
 
 @functools.cache
