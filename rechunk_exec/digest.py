@@ -121,12 +121,8 @@ def _run_weights(axis: int, digit: int, first: int, count: int) -> Words:
     if first + count <= _BASE:
         return kept[first : first + count]
     low, high = first // _BASE, -(-(first + count) // _BASE)
-    above = _run_weights(axis, digit + 1, low, high - low)
-    place = first - low * _BASE
-    if high - low == 1:
-        return kept[place : place + count] * above[0]
-    weights: Words = np.multiply.outer(above, kept).reshape(-1)
-    return weights[place : place + count]
+    weights: Words = np.multiply.outer(_run_weights(axis, digit + 1, low, high - low), kept).reshape(-1)
+    return weights[first - low * _BASE :][:count]
 
 
 @functools.cache
