@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rechunk_exec import htmltext, wire
 from rechunk_exec.errors import PlanError
 from rechunk_exec.memory import PROCESS_BYTES, RESULT_BYTES
+from rechunk_exec.pictures import stage_pictures
 from rechunk_exec.sizes import bytes_text, count_text, format_bytes
 from rechunk_exec.stageplan import StagePlan
 
@@ -139,10 +140,11 @@ class Plan:
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:
-        """What :meth:`explain` tells, as notebooks show it."""
+        """What :meth:`explain` tells, as notebooks show it, and a picture of each stage."""
         columns = [_stage_cells(number, stage) for number, stage in enumerate(self.stages)]
         parts = [
             f"<p>{htmltext.lines(str(self))}</p>",
+            *stage_pictures(self.stages),
             htmltext.table([(name, *(cells[name] for cells in columns)) for name in columns[0]], headed=True),
             f"<p>{htmltext.text(self._beside())}</p>",
         ]
