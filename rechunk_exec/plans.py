@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rechunk_exec import htmltext, wire
+from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
 from rechunk_exec.memory import PROCESS_BYTES, RESULT_BYTES
-from rechunk_exec.pictures import stage_pictures
 from rechunk_exec.sizes import bytes_text, count_text, format_bytes
 from rechunk_exec.stageplan import StagePlan
 
@@ -141,6 +140,10 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """What :meth:`explain` tells, as notebooks show it, and a picture of each stage."""
+        # Each worker process imports this module, and draws nothing.
+        from rechunk_exec import htmltext
+        from rechunk_exec.pictures import stage_pictures
+
         columns = [_stage_cells(number, stage) for number, stage in enumerate(self.stages)]
         parts = [
             f"<p>{htmltext.lines(str(self))}</p>",
