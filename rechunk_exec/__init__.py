@@ -10,7 +10,44 @@ from __future__ import annotations
 
 import lazy_loader
 
-# What is named in ``__init__.pyi`` is imported when it is used: a worker process needs half of the package, and starts
-# sooner without the rest. ``executors`` is there as a module, and is no name of the contract.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__all__.remove("executors")
+# What each worker process needs as well. It imports zarr, whose modules must not be imported first by several threads.
+from rechunk_exec import copy, storage  # noqa: F401
+
+# The rest is imported when it is used: workers start sooner without it. Type checkers read ``__init__.pyi``.
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    ["executors"],
+    {
+        "alignment": ["check_aligned"],
+        "api": ["rechunk", "status", "verify"],
+        "batch": ["failed_jobs", "finalize_jobs", "run_job"],
+        "chunktasks": ["Chunk", "ChunkTask"],
+        "copy": ["run_task"],
+        "cost": ["CostModel"],
+        "errors": [
+            "BudgetError",
+            "MissingExtraError",
+            "NotReadyError",
+            "PlanError",
+            "RechunkError",
+            "ResumeError",
+            "SerializationError",
+            "StorageError",
+            "TargetExistsError",
+            "TaskError",
+        ],
+        "executors": ["staged_copy"],
+        "job": ["Rechunked", "write_jobs"],
+        "jobstatus": ["JobStatus"],
+        "measuring": ["measure"],
+        "planning": ["plan_rechunk"],
+        "plans": ["Plan"],
+        "regionrun": ["run_chunk_tasks"],
+        "regions": ["ChunkResult", "chunk_task"],
+        "results": ["CopyReport", "TaskResult"],
+        "stageplan": ["StagePlan"],
+        "tasks": ["ArrayRef", "CopyTask", "Stage"],
+        "verification": ["VerifyReport"],
+    },
+)
+__all__.remove("executors")  # which is there as a module, and is no name of the contract

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rechunk_exec.copy import run_task
 from rechunk_exec.errors import StorageError, TaskError
 from rechunk_exec.results import Event, OnEvent, TaskResult
 from rechunk_exec.tasks import CopyTask, Stage
@@ -21,6 +22,11 @@ class StageTask:
 
     function: Callable[[CopyTask], TaskResult]
     stage: Stage
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether a process that has run it has nothing to write when it ends; see :mod:`.worker`."""
+        return self.function is run_task
 
     def __call__(self, index: int) -> TaskResult:
         """Run task ``index``."""

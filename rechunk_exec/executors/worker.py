@@ -3,6 +3,10 @@
 A worker is a fresh interpreter, started by :mod:`subprocess` rather than :mod:`multiprocessing`: so its environment can
 bound threads before any library starts them, and no third process stays behind. It does one thing at a time and answers
 each request with one :class:`~rechunk_exec.executors.remote.Reply`. It ends when its pipe does, or its parent.
+
+An interpreter takes a quarter of a second to end: it frees all that it holds, piece by piece. A worker that has copied
+and compared, and nothing else, is told to leave that to the system. One that has run functions of others ends in order:
+C libraries may have something to write yet, such as what is in a netCDF file that was not closed.
 """
 
 from __future__ import annotations
@@ -43,9 +47,8 @@ try:
     sys.path[:] = pipe.recv()
 except (EOFError, OSError):
     sys.exit()
-from rechunk_exec.executors.worker import leave, serve
+from rechunk_exec.executors.worker import serve
 serve(pipe)
-leave()
 """
 
 
@@ -78,6 +81,11 @@ class _SetUp:
 @dataclass(frozen=True, slots=True)
 class _Work:
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Leave:
+    pass
 
 
 class Doing(Enum):
@@ -132,6 +140,11 @@ class WorkerProcess:
         self._share(function.pack().needs() | {function.token: function})
         self._send(_SetUp(function.token))
         self.doing = Doing.SETTING_UP
+
+    def begin_leave(self) -> None:
+        """Have it end when it has made its call, if any, and leave its memory to the system."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._send(_Leave())
 
     def receive(self) -> Reply | None:
         """Return its reply, or None if it has died."""
@@ -194,12 +207,15 @@ def serve(pipe: Connection) -> None:
                     pipe.send(run_set_up(token))
                 case _Work(data):
                     pipe.send(run_call(data))
+                case _Leave():
+                    _leave()
 
 
-def leave() -> NoReturn:
-    """End this process as an interpreter ends, but for what frees its memory piece by piece: the kernel does that.
+def _leave() -> NoReturn:
+    """End this process without freeing its memory and without what C libraries do at the end.
 
-    Threads that are no daemons are waited for and functions registered with :mod:`atexit` are called.
+    Threads that are no daemons are waited for, and functions registered with :mod:`atexit` are called: the main script,
+    which each worker imports, may have some.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter itself calls first
     atexit._run_exitfuncs()  # noqa: SLF001 - and what it calls next

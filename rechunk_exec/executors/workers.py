@@ -51,6 +51,8 @@ class Workers:
         self._there: list[WorkerProcess] = []
         self._queue: deque[_Packed] = deque()
         self._early_deaths = 0
+        self._nothing_left = True
+        """Whether no worker has run what may have something to write when its process ends."""
 
     def __len__(self) -> int:
         return len(self._there)
@@ -65,6 +67,7 @@ class Workers:
 
     def start(self, call: Call) -> None:
         """Have a worker make a call, when one is free."""
+        self._nothing_left &= getattr(call.function.value, "leaves_nothing", False)
         data, needs = pack_call(call.function, call.argument)
         self._queue.append(_Packed(call.number, data, needs))
         self._dispatch()
@@ -125,9 +128,12 @@ class Workers:
             return
         deadline = time.monotonic() + _LEAVE_S
         for worker in self._there:
-            worker.pipe.close()
             if worker.doing is Doing.STARTING:  # it has nothing to lose
                 worker.kill()
+                continue
+            if self._nothing_left and not self.set_ups:
+                worker.begin_leave()
+            worker.pipe.close()
         while self._there:
             self._there.pop().bury(max(0.0, deadline - time.monotonic()))
 

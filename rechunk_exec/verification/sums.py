@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,6 +163,9 @@ class Partial:
 
 class Summing:
     """Computes the sums of some pieces, in any process; keeps opened arrays and buffers for as long as a pass lasts."""
+
+    leaves_nothing: ClassVar[bool] = True
+    """A process that has run it has nothing to write when it ends; see :mod:`rechunk_exec.executors.worker`."""
 
     def __init__(self, arrays: tuple[Pieces, ...], asked: Asked) -> None:
         self._arrays = arrays

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import pytest
 from rechunk_exec.errors import RechunkError
 from rechunk_exec.executors import ProcessesExecutor, worker_shape
 from rechunk_exec.executors.worker import WorkerProcess
+from tests.conftest import Needs
 from tests.executors.recording import Recording, make_stage
 from tests.executors.workers import (
     FOREVER_S,
@@ -29,6 +32,7 @@ from tests.executors.workers import (
     wait_until,
     workers_of,
 )
+from tests.jobs import make_array
 
 
 def test_threads_are_bounded_before_libraries_start_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,16 +159,22 @@ def test_the_interrupt_key_while_workers_start_and_work(tmp_path: Path, delay_s:
 
 ENDINGS = """
 import atexit
+import ctypes
+import os
 import sys
 import threading
 import time
 from pathlib import Path
 
+import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor
 
 
-def leave_traces():
-    atexit.register(Path("at_exit").touch)
+atexit.register(Path(f"at_exit-{os.getpid()}").touch)
+ctypes.CDLL(None).printf(b"by C\\n")  # which keeps it until a process ends in order
+
+
+def print_and_dawdle():
     threading.Thread(target=finish_slowly).start()
     print("printed")
     print("complained", file=sys.stderr)
@@ -172,29 +182,70 @@ def leave_traces():
 
 def finish_slowly():
     time.sleep(0.3)
-    Path("finished").touch()
+    Path(f"finished-{os.getpid()}").touch()
+
+
+def write_netcdf(number):
+    global left
+    import netCDF4
+    left = netCDF4.Dataset("left.nc", "w")
+    left.createDimension("x", 3)
+    left.createVariable("v", "i4", ("x",))[:] = [1, 2, number]
 
 
 if __name__ == "__main__":
     with ProcessesExecutor(1) as pool:
-        pool.run_on_workers(leave_traces)
+        rx.rechunk("source", (6, 1), "1MB", "target", executor=pool, verify=True, progress=False).execute()
+        if "print" in sys.argv:
+            pool.run_on_workers(print_and_dawdle)
+        if "write" in sys.argv:
+            list(pool.map(write_netcdf, [3]))
 """
 
 
-def test_a_worker_ends_as_an_interpreter_does(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(ENDINGS)
-    command = [sys.executable, "script.py"]
-    run = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "at_exit", "finished"}
-    assert (run.stdout, run.stderr) == ("printed\n", "complained\n")
+def end_workers(folder: Path, *arguments: str, closed: str = "") -> subprocess.CompletedProcess[str]:
+    """What a script prints that copies in a worker, and does more in it as its arguments say."""
+    make_array(folder / "source", (6, 8), (1, 8))
+    (folder / "script.py").write_text(ENDINGS)
+    command = shlex.join([sys.executable, "script.py", *arguments])
+    return subprocess.run(
+        ["bash", "-c", f"unset PYTHONUNBUFFERED; exec {command} {closed}"],
+        cwd=folder, env=environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("closed", ["1", "2"])
-def test_a_worker_ends_well_where_nobody_reads_what_it_prints(tmp_path: Path, closed: str) -> None:
-    (tmp_path / "script.py").write_text(ENDINGS)
-    command = f"exec '{sys.executable}' script.py {closed}>&-"
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment(), check=True)
-    assert (tmp_path / "at_exit").exists()
+def traces(folder: Path) -> Counter[str]:
+    """What processes have left as they ended, and how many of them."""
+    return Counter(path.name.partition("-")[0] for path in folder.glob("*-*"))
+
+
+def test_a_worker_that_has_copied_leaves_its_memory_to_the_system(tmp_path: Path) -> None:
+    run = end_workers(tmp_path)
+    assert run.stdout == "by C\n", "of the script itself"
+    assert traces(tmp_path) == {"at_exit": 2}
+
+
+def test_a_worker_that_ran_functions_of_others_ends_as_interpreters_do(tmp_path: Path) -> None:
+    run = end_workers(tmp_path, "print")
+    assert traces(tmp_path) == {"at_exit": 2, "finished": 1}
+    assert sorted(run.stdout.splitlines()) == ["by C", "by C", "printed"]
+    assert run.stderr == "complained\n"
+
+
+def test_what_a_function_leaves_in_a_file_is_written_when_its_worker_ends(tmp_path: Path, needs: Needs) -> None:
+    netcdf = needs("netCDF4")
+    end_workers(tmp_path, "write")
+    with netcdf.Dataset(tmp_path / "left.nc") as written:
+        assert written["v"][:].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
+@pytest.mark.parametrize("arguments", [[], ["print"]], ids=str)
+def test_a_worker_ends_well_where_nobody_reads_what_they_print(
+    tmp_path: Path, closed: str, arguments: list[str]
+) -> None:
+    end_workers(tmp_path, *arguments, closed=closed)
+    assert traces(tmp_path)["at_exit"] == 2
 
 
 def _disposition(number: int) -> Any:
