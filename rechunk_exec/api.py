@@ -186,8 +186,9 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
     storage.refuse_inside_array(places.target)
     before = None if begun is None else begun.fingerprint
     budget = budget_for(asked, workers, executor=runner.name, begun=None if before is None else before.max_mem)
-    told = (budget.warning, storage.format_note(places.target, wishes.zarr_format))
-    design = replace(design, notes=(*design.notes, *filter(None, told)))
+    if budget.warning:
+        design = replace(design, notes=(*design.notes, budget.warning))
+    design = storage.apart_from_groups(design, places.target)
     if not temp_options:
         temp_options = storage.lz4_options(stored, before, resolve(cost_model).compresses_temp)
     temp = storage.temp_form(stored, temp_options, places.temp)

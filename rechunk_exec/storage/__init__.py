@@ -19,10 +19,11 @@ from rechunk_exec.storage.access import Index, Moved, Region, Scratch, UnitReade
 from rechunk_exec.storage.bands import BandReader, find_bands
 from rechunk_exec.storage.batch import BatchNotes, BatchRecord
 from rechunk_exec.storage.claims import Claim, running_driver
-from rechunk_exec.storage.consolidated import conceal, format_note, reveal
+from rechunk_exec.storage.consolidated import conceal, reveal
 from rechunk_exec.storage.create import (
     Design,
     TargetWishes,
+    apart_from_groups,
     complete,
     create,
     design_target,
@@ -114,6 +115,7 @@ __all__ = [
     "UnitReader",
     "UnitWriter",
     "Written",
+    "apart_from_groups",
     "array_paths",
     "array_ref",
     "beside",
@@ -130,7 +132,6 @@ __all__ = [
     "finer_read_unit",
     "fingerprint",
     "forget_intermediates",
-    "format_note",
     "free_bytes",
     "hidden_from_processes",
     "holds_documents",

@@ -72,18 +72,17 @@ def reveal(target: ArrayRef) -> None:
         )
 
 
-def format_note(target: ArrayRef, zarr_format: int) -> str:
-    """Return what is to be said where the group of a target is of the other format, in which it does not see arrays."""
+def group_of_other_format(target: ArrayRef, zarr_format: int) -> ArrayRef | None:
+    """Return the innermost group that an array of a format is to be in, if it is of the other one only."""
     own = "zarr.json" if zarr_format == 3 else ".zgroup"
     with suppress(StorageError):  # which is told when something is written there
-        for group, _ in _groups_above(target) if holds_documents(target) else ():
-            if _document(_objects(group), own) is None:
-                return (
-                    f"the group {group} is of zarr format {5 - zarr_format}: whoever opens it does not see the target, "
-                    f"of format {zarr_format}; zarr_format={5 - zarr_format} has it seen"
-                )
-            break
-    return ""
+        place = _above(target, 1) if holds_documents(target) else None
+        while place is not None:
+            objects = _objects(place)
+            if _is_group(objects):
+                return place if _document(objects, own) is None else None
+            place = _above(place, 1) if place.path else None  # zarr makes groups up to the root of a store
+    return None
 
 
 def _edit(target: ArrayRef, change: Callable[[dict[str, Any], str, int], None]) -> None:

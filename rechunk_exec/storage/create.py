@@ -21,6 +21,7 @@ from zarr.errors import ContainsArrayError, ContainsGroupError
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
+from rechunk_exec.storage.consolidated import group_of_other_format
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.removal import METADATA_NAMES
@@ -67,7 +68,7 @@ class Design:
     notes: tuple[str, ...] = ()
     """What could not be carried over as it was, for people."""
     alone: bool = False
-    """Whether the array is made without the groups that zarr makes above an array: they would outlast it."""
+    """Whether the array is made without the groups that zarr makes above an array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +181,22 @@ def create(design: Design, ref: ArrayRef) -> None:
         raise StorageError(f"cannot create the array {ref}: {type(error).__name__}: {error}") from error
 
 
+def apart_from_groups(design: Design, target: ArrayRef) -> Design:
+    """Return a design that leaves a group of the other zarr format, if the target is to be in one, as it is.
+
+    Zarr would make it a group of both formats, in which readers see the arrays of format 3 only.
+    """
+    own = design.like.metadata.zarr_format
+    group = group_of_other_format(target, own)
+    if group is None:
+        return design
+    note = (
+        f"the group {group} is of zarr format {5 - own}: whoever opens it does not see the target, of format {own}; "
+        f"zarr_format={5 - own} has it seen"
+    )
+    return dataclasses.replace(design, notes=(*design.notes, note), alone=True)
+
+
 def complete(design: Design, ref: ArrayRef) -> None:
     """Write what is missing of the documents of an array that was being created when its process was killed.
 
@@ -196,7 +213,7 @@ def complete(design: Design, ref: ArrayRef) -> None:
         if objects.read(name, lambda size: memoryview(bytearray(size))) is None:
             put_object(objects, name, document.to_bytes())
     try:
-        for parent in PurePosixPath(ref.path).parents if ref.path else ():
+        for parent in PurePosixPath(ref.path).parents if ref.path and not design.alone else ():
             path = str(parent).removeprefix(".")
             zarr.open_group(store, path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
     except Exception as error:
