@@ -106,6 +106,7 @@ def test_a_finer_read_unit_is_what_is_counted() -> None:
     [
         ({"shape": (10, -8)}, "shape"),
         ({"shape": (10, 8.0)}, "shape"),
+        ({"shape": (2**40, 2**21)}, "less than 2\\*\\*63 bytes"),
         ({"itemsize": 0}, "itemsize"),
         ({"itemsize": True}, "itemsize"),
         ({"source_chunks": (0, 8)}, "source_chunks"),
