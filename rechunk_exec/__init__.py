@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import lazy_loader
 
-# What each worker process needs as well. It imports zarr, whose modules must not be imported first by several threads.
+# For what importing them does: each worker process needs them as well, and they import zarr, whose modules must not be
+# imported first by several threads.
 from rechunk_exec import copy, storage  # noqa: F401
 
 # The rest is imported when it is used: workers start sooner without it. Type checkers read ``__init__.pyi``.

@@ -110,18 +110,16 @@ def grid_digests(elements: NDArray[Any], start: Sequence[int], unit: Sequence[in
     return _digests(elements, [_Cut(*axis) for axis in zip(start, elements.shape, unit, strict=True)])
 
 
-def axis_weights(axis: int, first: int, count: int) -> Words:
-    """Return the weights of indices ``first`` to ``first + count`` of an axis: odd 64-bit numbers."""
-    return _run_weights(axis, 0, first, count)
+def axis_weights(axis: int, first: int, count: int, digit: int = 0) -> Words:
+    """Return the weights of indices ``first`` to ``first + count`` of an axis: odd 64-bit numbers, not to be changed.
 
-
-def _run_weights(axis: int, digit: int, first: int, count: int) -> Words:
-    """Return the weights of numbers in a row: the product of one for each digit, of which this is the lowest."""
+    Of indices without their lowest digits, if ``digit`` is not 0.
+    """
     kept = _digit_weights(axis, digit)
     if first + count <= _BASE:
         return kept[first : first + count]
     low, high = first // _BASE, -(-(first + count) // _BASE)
-    weights: Words = np.multiply.outer(_run_weights(axis, digit + 1, low, high - low), kept).reshape(-1)
+    weights: Words = np.multiply.outer(axis_weights(axis, low, high - low, digit + 1), kept).reshape(-1)
     return weights[first - low * _BASE :][:count]
 
 

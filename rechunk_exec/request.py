@@ -25,6 +25,7 @@ MOST_STAGES = 4
 have little memory beside the array: rows of 200,000 x 200,000 float32 to columns, in 20 MB, take half the time of
 three."""
 _MOST_ARRAY_BYTES = 1 << 63
+"""An array has less: what is counted of it, such as tasks, is the length of a sequence, which Python bounds."""
 MOST_CHUNK_BYTES = 2**31 - 1
 """A chunk that is encoded in one call stays below this many bytes: codecs count in 32 bits."""
 

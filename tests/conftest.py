@@ -35,7 +35,6 @@ APART = frozenset({"pyflink", "flink_jar", "flink_master"})
 Beam fetches where it can."""
 
 ONCE = (
-    "tests/benchmarks/",
     "tests/examples/test_executor_of_your_own.py",
     "tests/examples/test_region_jobs.py",
     "tests/executors/test_batch_executor.py",
@@ -51,7 +50,6 @@ ONCE = (
     "tests/faults/",
     "tests/storage/test_clouds.py",
     "tests/storage/test_lease.py",
-    "tests/storage/test_object_stores.py",
     "tests/test_algorithm.py",
     "tests/test_batch.py",
     "tests/test_budget.py",
@@ -66,7 +64,7 @@ ONCE = (
     "tests/verification/test_levels.py",
 )
 """Tests that learn little from another interpreter and its zarr: arithmetic, schedulers, faults, what is printed. They
-are half of the time of all. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are
+are half of the time. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are
 left out; those of metadata, codecs, stores, copying, reports, Beam and our own worker processes run on both."""
 
 Needs = Callable[[str], ModuleType]

@@ -19,9 +19,8 @@ def test_imports_point_down_only() -> None:
 @pytest.fixture(scope="module")
 def imported_by_us() -> frozenset[str]:
     """Modules that the package imports and zarr, which some versions of import much, does not."""
-    return modules_after("from rechunk_exec import *; from rechunk_exec.executors import *") - modules_after(
-        "import zarr"
-    )
+    every_name = "from rechunk_exec import *; from rechunk_exec.executors import *"
+    return modules_after(every_name) - modules_after("import zarr")
 
 
 def modules_after(statement: str) -> frozenset[str]:

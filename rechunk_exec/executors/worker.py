@@ -217,8 +217,10 @@ def _leave() -> NoReturn:
     Threads that are no daemons are waited for, and functions registered with :mod:`atexit` are called: the main script,
     which each worker imports, may have some.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - what the interpreter itself calls first
-    atexit._run_exitfuncs()  # noqa: SLF001 - and what it calls next
+    # What the interpreter itself calls first, and multiprocessing at the end of its processes. Nothing public ends the
+    # threads of pools, or calls what is registered.
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit._run_exitfuncs()  # noqa: SLF001
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or nobody reads it any more
             stream.flush()

@@ -67,7 +67,8 @@ class Workers:
 
     def start(self, call: Call) -> None:
         """Have a worker make a call, when one is free."""
-        self._nothing_left &= getattr(call.function.value, "leaves_nothing", False)
+        if getattr(call.function.value, "leaves_nothing", False) is not True:
+            self._nothing_left = False
         data, needs = pack_call(call.function, call.argument)
         self._queue.append(_Packed(call.number, data, needs))
         self._dispatch()

@@ -241,7 +241,7 @@ def test_what_a_function_leaves_in_a_file_is_written_when_its_worker_ends(tmp_pa
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
 @pytest.mark.parametrize("arguments", [[], ["print"]], ids=str)
-def test_a_worker_ends_well_where_nobody_reads_what_they_print(
+def test_a_worker_ends_well_where_nobody_reads_what_it_prints(
     tmp_path: Path, closed: str, arguments: list[str]
 ) -> None:
     end_workers(tmp_path, *arguments, closed=closed)
