@@ -7,6 +7,7 @@ on the way leaves is known for what it is.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import secrets
@@ -37,6 +38,8 @@ _STAYS = ("drivers", "job.json")
 _REMOVERS = 8
 
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
+_LONGEST_ASIDE = 255 - len("..0123456789ab.removed")
+"""Bytes of an array's name that fit into the name it is moved aside by: file systems take 255."""
 _PARTIAL_OF_ZARR = re.compile(r".+\.[0-9a-f]{32}\.partial")
 """Names of files that zarr is writing."""
 
@@ -70,7 +73,7 @@ def remove_array(ref: ArrayRef, lease: Lease | None = None) -> None:
             sync(_remove_objects(persistent(store), ref.path, check) if documented else store.delete_dir(ref.path))
         elif path.is_dir():
             folder = path.resolve()  # a link stays, and leads to an empty folder
-            aside = folder.with_name(f".{folder.name}.{secrets.token_hex(6)}.removed")
+            aside = folder.with_name(f".{_name_aside(folder)}.{secrets.token_hex(6)}.removed")
             with nullcontext() if lease is None else lease.carried():
                 folder.rename(aside)
                 if path.is_symlink():
@@ -116,8 +119,14 @@ def remove_moved_aside(ref: ArrayRef) -> None:
     if folder is not None and folder.parent.is_dir():
         for entry in folder.parent.iterdir():
             found = _ASIDE.fullmatch(entry.name)
-            if found is not None and found[1] == folder.name:
+            if found is not None and found[1] == _name_aside(folder):
                 _remove_folder(entry)
+
+
+def _name_aside(folder: Path) -> str:
+    """Return what says whose folder it was that was moved aside: its name, or a digest of one that is too long."""
+    name = os.fsencode(folder.name)
+    return folder.name if len(name) <= _LONGEST_ASIDE else hashlib.sha256(name).hexdigest()
 
 
 def _remove_folder(folder: Path) -> None:

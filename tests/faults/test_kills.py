@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
 import rechunk_exec as rx
+from rechunk_exec.storage import removal
 from tests.conftest import Needs
 from tests.faults.driver import tasks_begun
 from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, PATIENCE_S, Figures, Killing, Scene, run_jobs
@@ -105,3 +107,26 @@ def test_what_a_killed_overwrite_had_moved_aside_is_removed_by_the_next(tmp_path
     job.execute()
     assert not left.exists()
     assert all(folder.exists() for folder in foreign)
+
+
+@pytest.mark.parametrize("length", [233, 234, 255])
+def test_a_name_of_any_length_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    values = position_values((6, 8, 4), "f4", seed=3)
+    source = make_array(tmp_path / "source", values.shape, (1, 8, 4), values=values)
+    target = tmp_path / ("t" * length)
+
+    def overwrite() -> zarr.Array[Any]:
+        return rx.rechunk(source, (6, 4, 4), MAX_MEM, target, mode="overwrite", progress=False).execute()
+
+    overwrite()
+    with monkeypatch.context() as patch:
+        patch.setattr(removal, "_remove_folder", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            overwrite()
+    assert [entry.suffix for entry in tmp_path.iterdir() if entry.name.startswith(".")] == [".removed"]
+    assert same_bits(np.asarray(overwrite()[...]), values)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"source", target.name}
+
+
+def _interrupted(folder: Path) -> None:
+    raise KeyboardInterrupt
