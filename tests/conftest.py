@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -72,7 +72,9 @@ Needs = Callable[[str], ModuleType]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this test suite."""
-    parser.addoption("--long", action="store_true", help="the fault harness runs many more rounds")
+    parser.addoption(
+        "--long", action="store_true", help="run tests too that show again what others show, and more rounds"
+    )
 
 
 def pytest_configure() -> None:
@@ -85,14 +87,21 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what must not run beside other tests; leave out what has run on another interpreter."""
-    if os.environ.get("RECHUNK_EXEC_AGAIN"):
-        left_out = [item for item in items if item.nodeid.startswith(ONCE)]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.nodeid.startswith(ONCE)]
+    """Mark what must not run beside other tests; leave out what takes long or has run on another interpreter."""
+    once = ONCE if os.environ.get("RECHUNK_EXEC_AGAIN") else ()
+    long = config.getoption("--long")
+    left_out = {item for item in items if item.nodeid.startswith(once) or (is_long(item) and not long)}
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("memory") or item.get_closest_marker("serial"):
             item.add_marker("alone")
+
+
+def is_long(item: pytest.Item) -> bool:
+    """Whether a test shows once more, and dearly, what others show: so it, or its class for what it inherits, says."""
+    inherited: Container[str] = getattr(getattr(item, "cls", None), "long", ())
+    return item.get_closest_marker("long") is not None or getattr(item, "originalname", None) in inherited
 
 
 @pytest.fixture
