@@ -88,7 +88,7 @@ def check(request: PlanRequest, planned: Plan) -> None:
     assert [one.chosen for one in planned.alternatives].count(True) == 1
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(requests(longest=7, most_axes=3, budget=(1, 12)))
 def test_every_plan_keeps_the_rules_and_every_refusal_names_the_least_budget(request: PlanRequest) -> None:
     try:
@@ -104,7 +104,7 @@ def test_every_plan_keeps_the_rules_and_every_refusal_names_the_least_budget(req
     assert refused.value.needed_bytes == needed
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(st.data())
 def test_ten_times_the_bigger_chunk_is_always_enough(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
@@ -126,7 +126,7 @@ def test_ten_times_the_bigger_chunk_is_always_enough(data: st.DataObject) -> Non
     assert planned.peak_bytes <= request.max_mem
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(requests(longest=9, most_axes=2, budget=(2, 20)))
 def test_one_stage_is_the_one_preferred_among_all_regions(request: PlanRequest) -> None:
     every = oracles.all_direct(request)
@@ -138,7 +138,7 @@ def test_one_stage_is_the_one_preferred_among_all_regions(request: PlanRequest) 
     assert oracles.preferred(request, [found]) == oracles.preferred(request, every)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(requests(longest=12, most_axes=2, budget=(0.5, 6)), st.integers(2, 5))
 def test_units_that_restart_are_planned_as_they_are_counted(request: PlanRequest, part: int) -> None:
     unit = tuple(-(-chunk * 2 // part) if chunk > part else chunk for chunk in request.source.chunk)
@@ -173,12 +173,15 @@ def test_a_small_last_task_may_fill_a_slot() -> None:
 
 
 @pytest.mark.parametrize(
-    "longest, most_axes, most_stages, examples", [(60, 1, 2, 150), (9, 2, 2, 150), (12, 1, 3, 60), (5, 2, 3, 25)]
+    "longest, most_axes, most_stages, examples, more",
+    [(60, 1, 2, 50, 150), (9, 2, 2, 50, 150), (12, 1, 3, 20, 60), (5, 2, 3, 10, 25)],
 )
-def test_plans_are_as_fast_as_the_best_of_all(longest: int, most_axes: int, most_stages: int, examples: int) -> None:
+def test_plans_are_as_fast_as_the_best_of_all(
+    longest: int, most_axes: int, most_stages: int, examples: int, more: int, long: bool
+) -> None:
     ratios: list[float] = []
 
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=more if long else examples, deadline=None)
     @given(requests(longest=longest, most_axes=most_axes, budget=(4, 30)))
     def compare(request: PlanRequest) -> None:
         seconds = [stage.predicted_s for (stage,) in oracles.all_direct(request)]
@@ -398,14 +401,15 @@ def transposing(rng: random.Random, longest: int, axes: int) -> PlanRequest:
 
 
 @pytest.mark.parametrize(
-    "longest, axes, most_stages, count", [(10, 2, 2, 300), (12, 1, 3, 60), (5, 2, 3, 100), (7, 1, 4, 20)]
+    "longest, axes, most_stages, count, more",
+    [(10, 2, 2, 100, 300), (12, 1, 3, 20, 60), (5, 2, 3, 30, 100), (7, 1, 4, 6, 20)],
 )
 def test_plans_of_several_stages_are_as_fast_as_the_best_of_all(
-    longest: int, axes: int, most_stages: int, count: int
+    longest: int, axes: int, most_stages: int, count: int, more: int, long: bool
 ) -> None:
     rng = random.Random(longest)
     ratios: list[float] = []
-    while len(ratios) < count:
+    while len(ratios) < (more if long else count):
         request = transposing(rng, longest, axes)
         try:
             planned = plan(request)
@@ -426,13 +430,13 @@ SLOW_OPERATIONS = replace(CostModel.object(), operation_s=5.0)
 
 
 def test_dear_operations_take_a_third_stage() -> None:
-    room = 2 * 512 * 512 * 4  # for no fourth
-    request = replace(_request((512, 512), (1, 512), (512, 1), 16_000), cost=SLOW_OPERATIONS, max_temp_bytes=room)
+    room = 2 * 256 * 256 * 4  # for no fourth
+    request = replace(_request((256, 256), (1, 256), (256, 1), 8_000), cost=SLOW_OPERATIONS, max_temp_bytes=room)
     planned = plan(request)
     check(request, planned)
     assert [stage.target for stage in planned.stages] == ["temp-1", "temp-2", "target"]
-    assert planned.temp_bytes == 2 * 512 * 512 * 4
-    two = plan(replace(request, max_temp_bytes=2 * 512 * 512 * 4 - 1))
+    assert planned.temp_bytes == room
+    two = plan(replace(request, max_temp_bytes=room - 1))
     assert len(two.stages) == 2
     assert two.predicted_s > planned.predicted_s * 1.02
     assert {one.name for one in planned.alternatives} >= {"two stages", "three stages"}
@@ -475,24 +479,32 @@ def test_a_small_array_is_not_cut_in_two_stages_to_keep_two_workers_busy() -> No
 
 
 LIMITED = replace(
-    _request((512, 512), (1, 512), (512, 1), 5_500),
-    target=TargetLayout(chunk=(512, 1), scratch=WriteScratch(stored=0)),
+    _request((128, 128), (1, 128), (128, 1), 1_375),
+    target=TargetLayout(chunk=(128, 1), scratch=WriteScratch(stored=0)),
 )
-"""In at least two stages, one needs 6144 bytes; the target has 512 objects of 2048 bytes."""
+"""In at least two stages, one needs 1536 bytes; the target has 128 objects of 512 bytes."""
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("model", [CostModel.local(), SLOW_OPERATIONS], ids=["local", "slow operations"])
+@pytest.mark.parametrize(
+    "model, sharded",
+    [
+        (CostModel.local(), False),
+        (SLOW_OPERATIONS, True),
+        pytest.param(CostModel.local(), True, marks=pytest.mark.long),
+        pytest.param(SLOW_OPERATIONS, False, marks=pytest.mark.long),
+    ],
+    ids=["local", "slow operations, sharded", "local, sharded", "slow operations"],
+)
 def test_a_limit_of_objects_is_kept_or_the_least_is_named(model: CostModel, sharded: bool) -> None:
     request = replace(LIMITED, cost=model, sharded_temp=sharded)
     free = plan(request)
-    assert free.objects > 512
+    assert free.objects > 128
     assert plan(replace(request, max_objects=free.objects)) == free
     with pytest.raises(BudgetError) as refused:
-        plan(replace(request, max_objects=513))
+        plan(replace(request, max_objects=129))
     least = refused.value.limits["max_objects"]
     assert f"max_objects of at least {least}" in str(refused.value)
-    assert 513 < least <= free.objects
+    assert 129 < least <= free.objects
     fewest = plan(replace(request, max_objects=least))
     check(request, fewest)
     assert fewest.objects <= least
@@ -502,29 +514,29 @@ def test_a_limit_of_objects_is_kept_or_the_least_is_named(model: CostModel, shar
 
 
 def test_a_limit_of_objects_says_how_much_memory_would_keep_it() -> None:
-    request = replace(LIMITED, max_objects=700)
+    request = replace(LIMITED, max_objects=175)
     with pytest.raises(BudgetError) as refused:
         plan(request)
     needed = refused.value.needed_bytes
-    assert needed > 5_500
-    assert plan(replace(request, max_mem=needed)).objects <= 700
+    assert needed > 1_375
+    assert plan(replace(request, max_mem=needed)).objects <= 175
     with pytest.raises(BudgetError) as again:
         plan(replace(request, max_mem=needed - 1))
     assert again.value.needed_bytes == needed
 
 
 def test_the_objects_of_the_target_count() -> None:
-    with pytest.raises(PlanError, match="512 objects") as refused:
-        plan(replace(LIMITED, max_objects=511))
+    with pytest.raises(PlanError, match="128 objects") as refused:
+        plan(replace(LIMITED, max_objects=127))
     assert not isinstance(refused.value, BudgetError)
-    direct = plan(replace(LIMITED, max_objects=512, max_mem=4_000_000))
-    assert (len(direct.stages), direct.objects) == (1, 512)
+    direct = plan(replace(LIMITED, max_objects=128, max_mem=4_000_000))
+    assert (len(direct.stages), direct.objects) == (1, 128)
 
 
 def test_a_limit_of_object_sizes_is_kept_or_the_largest_is_named() -> None:
     request = replace(LIMITED, max_temp_bytes=LIMITED.nbytes, sharded_temp=False)
     with pytest.raises(BudgetError) as refused:
-        plan(replace(request, min_object_bytes=2048))
+        plan(replace(request, min_object_bytes=512))
     most = refused.value.limits["min_object_bytes"]
     enough = replace(request, min_object_bytes=most)
     planned = plan(enough)
@@ -534,16 +546,16 @@ def test_a_limit_of_object_sizes_is_kept_or_the_largest_is_named() -> None:
         plan(replace(enough, min_object_bytes=most + 1))
     assert again.value.limits == {"min_object_bytes": most}
     needed = refused.value.needed_bytes
-    assert plan(replace(request, min_object_bytes=2048, max_mem=needed)).peak_bytes <= needed
+    assert plan(replace(request, min_object_bytes=512, max_mem=needed)).peak_bytes <= needed
     with pytest.raises(BudgetError) as less:
-        plan(replace(request, min_object_bytes=2048, max_mem=needed - 1))
+        plan(replace(request, min_object_bytes=512, max_mem=needed - 1))
     assert less.value.needed_bytes == needed
-    with pytest.raises(PlanError, match=r"chunks \(512, 1\) of 2048 bytes"):
-        plan(replace(request, min_object_bytes=2049))
+    with pytest.raises(PlanError, match=r"chunks \(128, 1\) of 512 bytes"):
+        plan(replace(request, min_object_bytes=513))
 
 
 def test_a_limit_of_intermediates_is_kept_or_the_least_is_named() -> None:
-    request = replace(LIMITED, max_mem=5_000)
+    request = replace(LIMITED, max_mem=1_250)
     assert len(plan(replace(request, max_temp_bytes=request.nbytes)).stages) == 2
     with pytest.raises(BudgetError, match=f"max_temp_bytes of at least {request.nbytes}") as refused:
         plan(replace(request, max_temp_bytes=request.nbytes - 1))
@@ -556,22 +568,22 @@ def test_a_limit_of_intermediates_is_kept_or_the_least_is_named() -> None:
 
 
 def test_limits_together_are_kept_together() -> None:
-    request = replace(LIMITED, sharded_temp=True, max_objects=1_100, min_object_bytes=1_500)
+    request = replace(LIMITED, sharded_temp=True, max_objects=275, min_object_bytes=375)
     planned = plan(request)
     assert len(planned.stages) > 1
-    assert planned.objects <= 1_100
-    assert all(math.prod(stage.write_unit) * 4 >= 1_500 for stage in planned.stages)
+    assert planned.objects <= 275
+    assert all(math.prod(stage.write_unit) * 4 >= 375 for stage in planned.stages)
 
 
 def test_room_for_an_intermediate_is_no_remedy_if_its_objects_are_too_many() -> None:
-    request = replace(LIMITED, max_mem=5_000, max_objects=513, max_temp_bytes=0)
+    request = replace(LIMITED, max_mem=1_250, max_objects=129, max_temp_bytes=0)
     with pytest.raises(BudgetError, match="max_objects of at least"):
         plan(replace(request, max_temp_bytes=request.nbytes))
     with pytest.raises(BudgetError) as refused:
         plan(request)
     assert refused.value.limits == {}
     assert "max_temp_bytes of at least" not in str(refused.value)
-    assert plan(replace(request, max_mem=refused.value.needed_bytes)).objects == 512
+    assert plan(replace(request, max_mem=refused.value.needed_bytes)).objects == 128
 
 
 def bounded(rng: random.Random) -> PlanRequest:
@@ -597,9 +609,9 @@ def assert_limits_are_kept(request: PlanRequest) -> None:
     assert min(sizes) >= (request.min_object_bytes or 0)
 
 
-def test_what_a_refusal_names_is_enough_and_no_less_is() -> None:
+def test_what_a_refusal_names_is_enough_and_no_less_is(long: bool) -> None:
     refusals = 0
-    for seed in range(60):
+    for seed in range(60 if long else 20):
         request = bounded(random.Random(seed))
         try:
             assert_limits_are_kept(request)
@@ -615,7 +627,7 @@ def test_what_a_refusal_names_is_enough_and_no_less_is() -> None:
                 nearer = value + 1 if name == "min_object_bytes" else value - 1
                 with pytest.raises(PlanError):
                     plan(replace(request, **{name: nearer}))  # type: ignore[arg-type]
-    assert refusals > 10
+    assert refusals > (10 if long else 4)
 
 
 @pytest.mark.parametrize("name", ["max_objects", "min_object_bytes", "max_temp_bytes"])

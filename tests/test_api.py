@@ -16,7 +16,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore, StorePath, ZipStore
@@ -155,7 +155,7 @@ SOURCES: Mapping[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("executor", ["threads", "serial"])
+@pytest.mark.parametrize("executor", ["threads", pytest.param("serial", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", SOURCES)
 def test_kinds_of_sources(tmp_path: Path, source: ZarrArray, kind: str, executor: str) -> None:
     (tmp_path / "link").symlink_to("source.zarr")
@@ -179,7 +179,7 @@ def test_sources_that_worker_processes_open_by_name(
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[ProcessesExecutor]:
-    with ProcessesExecutor(2) as executor:
+    with ProcessesExecutor(1) as executor:
         yield executor
 
 
@@ -209,8 +209,16 @@ TARGETS: Mapping[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("shards", [None, (8, 6, 4)])
+IN_SHARDS = ("path", "memory store")
+
+
+@pytest.mark.parametrize(
+    "kind, shards",
+    [
+        *((kind, None) for kind in TARGETS),
+        *(pytest.param(kind, SHAPE, marks=[] if kind in IN_SHARDS else pytest.mark.long) for kind in TARGETS),
+    ],
+)
 def test_kinds_of_targets(tmp_path: Path, source: ZarrArray, kind: str, shards: Shape | None) -> None:
     store = TARGETS[kind](tmp_path)
     target = rx.rechunk(source, (8, 3, 2), "1MB", store, target_shards=shards, progress=False).execute()
@@ -290,7 +298,7 @@ TEMPS: Mapping[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("executor", ["serial", "threads"])
+@pytest.mark.parametrize("executor", [pytest.param("serial", marks=pytest.mark.long), "threads"])
 @pytest.mark.parametrize("kind", TEMPS)
 def test_kinds_of_temp_stores(tmp_path: Path, source: ZarrArray, kind: str, executor: str) -> None:
     job = rx.rechunk(
@@ -311,11 +319,26 @@ def test_kinds_of_temp_stores(tmp_path: Path, source: ZarrArray, kind: str, exec
 # Formats, codecs, metadata.
 
 
+DTYPES = ["f4", ">f8", "i2", "bool", "c16", "S5", "U3", "M8[ns]", "V7"]
+FORMATS = [(2, 2, "C"), (2, 3, "C"), (3, 2, "C"), (3, 3, "C")]
+OTHER_FORMATS = [(2, None, "C"), (3, None, "C"), (2, 2, "F"), (2, 3, "F")]
+FEW = [">f8", "U3"]
+"""Of those that our codecs serve, and of those that zarr does."""
+
+
 @pytest.mark.parametrize(
-    "source_format, target_format, order",
-    [(2, 2, "C"), (2, 3, "C"), (3, 2, "C"), (3, 3, "C"), (2, None, "C"), (3, None, "C"), (2, 2, "F"), (2, 3, "F")],
+    "dtype, source_format, target_format, order",
+    [
+        *((dtype, *formats) for dtype in DTYPES for formats in FORMATS),
+        *((dtype, *formats) for dtype in FEW for formats in OTHER_FORMATS),
+        *(
+            pytest.param(dtype, *formats, marks=pytest.mark.long)
+            for dtype in DTYPES
+            if dtype not in FEW
+            for formats in OTHER_FORMATS
+        ),
+    ],
 )
-@pytest.mark.parametrize("dtype", ["f4", ">f8", "i2", "bool", "c16", "S5", "U3", "M8[ns]", "V7"])
 def test_formats_and_dtypes(tmp_path: Path, dtype: str, source_format: Any, target_format: Any, order: Any) -> None:
     options = {"order": order} if source_format == 2 else {}
     array = make_array(tmp_path / "source", (7, 6, 5), (1, 6, 5), dtype, zarr_format=source_format, **options)
@@ -414,7 +437,7 @@ def test_an_executor_of_ones_own_is_not_closed(tmp_path: Path, source: ZarrArray
             assert_exact(job.execute(), source)
 
 
-@pytest.mark.parametrize("make", [lambda: ThreadPoolExecutor(3), lambda: ProcessPoolExecutor(2, get_context("spawn"))])
+@pytest.mark.parametrize("make", [lambda: ThreadPoolExecutor(3), lambda: ProcessPoolExecutor(1, get_context("spawn"))])
 def test_pools_of_the_standard_library(tmp_path: Path, source: ZarrArray, make: Callable[[], Any]) -> None:
     with make() as pool:
         job = rx.rechunk(source, (8, 3, 2), 1300, tmp_path / "target", executor=pool, progress=False)
@@ -573,12 +596,13 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@pytest.fixture(scope="module", params=["serial", "threads"])
+@pytest.fixture(scope="module", params=[pytest.param("serial", marks=pytest.mark.long), "threads"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Any]:
     with SerialExecutor() if request.param == "serial" else ThreadsExecutor(3) as executor:
         yield executor
 
 
+@settings(max_examples=40)
 @given(problem=problems())
 def test_every_request_is_refused_with_a_number_or_copied_exactly(
     problem: Problem, pool: Any, tmp_path_factory: pytest.TempPathFactory

@@ -5,6 +5,7 @@ Nothing is created and nothing is touched by a refusal: folders are compared, wi
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.codecs import GzipCodec, TransposeCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore, StorePath, ZipStore
@@ -165,6 +166,7 @@ def test_a_chunk_that_no_codec_can_take(tmp_path: Path) -> None:
         assert text in message
 
 
+@settings(max_examples=25)
 @given(
     st.recursive(
         st.one_of(
@@ -205,18 +207,26 @@ def four_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(4)
 
 
-@pytest.mark.parametrize("make", ["serial", "threads", "processes", SerialExecutor, ThreadsExecutor, four_threads])
+LAYOUTS: list[Any] = [
+    ((30, 40, 20), (1, 40, 20), (30, 4, 4), None, {}),
+    ((30, 40, 20), (1, 40, 20), (30, 4, 4), (30, 16, 8), {}),
+    ((31, 37, 23), (7, 37, 23), (31, 5, 3), (31, 10, 9), {"dtype": "i2"}),
+    ((30, 40, 20), (1, 40, 20), (30, 4, 4), None, {"compressors": None}),
+    ((30, 40, 20), (1, 40, 20), (30, 4, 4), None, {"zarr_format": 2, "order": "F"}),
+    ((30, 40, 20), (10, 10, 10), (10, 10, 10), None, {}),
+    ((500,), (500,), (7,), None, {"dtype": "S5"}),
+    ((), (), (), None, {}),
+]
+POOLS = ["serial", "threads", "processes", SerialExecutor, ThreadsExecutor, four_threads]
+SHARDED = LAYOUTS[1]
+
+
 @pytest.mark.parametrize(
-    "shape, chunks, target, shards, options",
+    "make, shape, chunks, target, shards, options",
     [
-        ((30, 40, 20), (1, 40, 20), (30, 4, 4), None, {}),
-        ((30, 40, 20), (1, 40, 20), (30, 4, 4), (30, 16, 8), {}),
-        ((31, 37, 23), (7, 37, 23), (31, 5, 3), (31, 10, 9), {"dtype": "i2"}),
-        ((30, 40, 20), (1, 40, 20), (30, 4, 4), None, {"compressors": None}),
-        ((30, 40, 20), (1, 40, 20), (30, 4, 4), None, {"zarr_format": 2, "order": "F"}),
-        ((30, 40, 20), (10, 10, 10), (10, 10, 10), None, {}),
-        ((500,), (500,), (7,), None, {"dtype": "S5"}),
-        ((), (), (), None, {}),
+        # Any layout with the usual executor, and any executor with shards.
+        pytest.param(make, *layout, marks=[] if make == "threads" or layout is SHARDED else pytest.mark.long)
+        for make, layout in itertools.product(POOLS, LAYOUTS)
     ],
 )
 def test_the_needed_bytes_are_exact(

@@ -17,19 +17,20 @@ from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array
 DEAR = replace(CostModel.object(), operation_s=5.0)
 """Operations so slow that even a fourth stage saves more of them than it costs."""
 NAMES = ["temp-1", "temp-2", "temp-3", "target"]
-SHAPE = (96, 90)
-NBYTES = 96 * 90 * 4
+SHAPE = (60, 54)
+NBYTES = 60 * 54 * 4
+MAX_MEM = 1_200
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> ZarrArray:
-    return make_array(tmp_path / "source", SHAPE, (1, 90))
+    return make_array(tmp_path / "source", SHAPE, (1, 54))
 
 
 def begin(source: ZarrArray, folder: Path, **options: Any) -> rx.Rechunked:
     """A job from rows to columns, of several tasks in each of four stages."""
     options = {"executor": "serial", "temp_store": folder / "temp", "progress": False, **options}
-    job = rx.rechunk(source, (96, 1), 1_500, folder / "target", cost_model=DEAR, **options)
+    job = rx.rechunk(source, (60, 1), MAX_MEM, folder / "target", cost_model=DEAR, **options)
     assert [stage.target for stage in job.plan.stages] == NAMES
     assert min(stage.tasks for stage in job.plan.stages) > 10
     return job
@@ -39,7 +40,7 @@ def totals(job: rx.Rechunked) -> list[int]:
     return [stage.tasks for stage in job.plan.stages]
 
 
-@pytest.mark.parametrize("executor", ["serial", "threads"])
+@pytest.mark.parametrize("executor", [pytest.param("serial", marks=pytest.mark.long), "threads"])
 def test_every_byte_is_copied_and_no_intermediate_stays(source: ZarrArray, tmp_path: Path, executor: str) -> None:
     job = begin(source, tmp_path, executor=executor, verify=True)
     assert_exact(job.execute(), source)
@@ -50,7 +51,7 @@ def test_every_byte_is_copied_and_no_intermediate_stays(source: ZarrArray, tmp_p
     ]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 3, pytest.param(2, marks=pytest.mark.long)])
 def test_a_job_goes_on_from_the_middle_of_any_stage(source: ZarrArray, tmp_path: Path, stage: int) -> None:
     job = begin(source, tmp_path)
     before = sum(totals(job)[:stage]) + 5
@@ -94,7 +95,7 @@ def test_all_intermediates_count_since_they_stay_until_the_end(source: ZarrArray
 
 
 def test_a_fourth_stage_keeps_the_limits_and_is_explained() -> None:
-    layout: tuple[Any, ...] = (SHAPE, 4, (1, 90), (96, 1), 1_500)
+    layout: tuple[Any, ...] = (SHAPE, 4, (1, 54), (60, 1), MAX_MEM)
     free = rx.plan_rechunk(*layout, cost_model=DEAR)
     assert len(free.stages) == 4
     assert {one.name for one in free.alternatives} >= {"two stages", "three stages"}

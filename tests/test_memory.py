@@ -66,7 +66,7 @@ def _row(memory: StageMemory, region: tuple[int, ...]) -> MemoryRows:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(axes, readings, writings, st.integers(1, 3))
 @example([], ReadScratch(), WriteScratch(), 2)
 def test_task_bytes_equal_the_model_by_counting(

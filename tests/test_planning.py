@@ -55,7 +55,7 @@ def test_plans_are_at_or_under_the_best_peer(case: dict[str, Any], model: str) -
         assert plan.traffic <= min(case[peer]["traffic"] for peer in peers) + 0.005
 
 
-@pytest.mark.parametrize("assembled", [0, 0.2, 1])
+@pytest.mark.parametrize("assembled", [pytest.param(0, marks=pytest.mark.long), 0.2, 1])
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_an_object_a_task_is_at_or_under_the_best_peer(case: dict[str, Any], assembled: float) -> None:
     request = PlanRequest(

@@ -64,11 +64,23 @@ def executor(request: pytest.FixtureRequest, s3: Bucket) -> Any:
     return request.param if shared is None else request.getfixturevalue(shared)
 
 
-EVERYWHERE = pytest.mark.parametrize("executor", ["serial", "threads", "processes", "dask"], indirect=True)
+LONG = pytest.mark.long
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(
+    "executor, verify",
+    [
+        ("serial", True),
+        ("threads", False),
+        ("processes", True),
+        pytest.param("serial", False, marks=LONG),
+        pytest.param("threads", True, marks=LONG),
+        pytest.param("processes", False, marks=LONG),
+        pytest.param("dask", False, marks=LONG),
+        pytest.param("dask", True, marks=LONG),
+    ],
+    indirect=["executor"],
+)
 def test_on_a_disk(source: ZarrArray, tmp_path: Path, executor: Any, verify: bool) -> None:
     job = run(source, tmp_path / "target", temp_store=tmp_path / "temp", executor=executor, verify=verify)
     assert not list((tmp_path / "temp").iterdir())
@@ -77,7 +89,16 @@ def test_on_a_disk(source: ZarrArray, tmp_path: Path, executor: Any, verify: boo
     assert {(result.writer, result.objects_written) for result in written} == {("direct", 1)}
 
 
-@EVERYWHERE
+@pytest.mark.parametrize(
+    "executor",
+    [
+        "processes",
+        pytest.param("serial", marks=LONG),  # so do the tests of requests and of going on
+        pytest.param("threads", marks=LONG),  # so does the one by obstore
+        pytest.param("dask", marks=LONG),
+    ],
+    indirect=True,
+)
 def test_on_s3(s3: Bucket, executor: Any) -> None:
     make_array(s3.store("in/source.zarr"), SHAPE, EPOCHS, values=values(), fill_value=3)
     run(s3.url("in/source.zarr"), s3.url("out/target.zarr"), executor=executor, verify=True)
@@ -88,10 +109,7 @@ def test_by_obstore(s3: Bucket) -> None:
     stores = needed_module("obstore.store")
     store: Any = ObjectStore(stores.S3Store(s3.name, client_options={"allow_http": True}, endpoint=s3.address))
     source = make_array(store, SHAPE, EPOCHS, values=values(), fill_value=3, name="source")
-    for executor in ("serial", "threads"):
-        run(
-            source, StorePath(store, "target"), temp_store=StorePath(store, "temp"), executor=executor, mode="overwrite"
-        )
+    run(source, StorePath(store, "target"), temp_store=StorePath(store, "temp"), executor="threads")
     assert {key.split("/")[0] for key in s3.contents()} == {"source", "target", "zarr.json"}
 
 
@@ -117,8 +135,15 @@ def test_few_requests_a_task(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0.5 * pieces < chunks.count("get_object") - indices < pieces
 
 
-@pytest.mark.parametrize("place", ["disk", "s3"])
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(
+    "place, stage",
+    [
+        ("disk", 0),
+        ("s3", 1),
+        pytest.param("disk", 1, marks=LONG),
+        pytest.param("s3", 0, marks=LONG),
+    ],
+)
 def test_a_job_goes_on_from_the_middle(s3: Bucket, tmp_path: Path, place: str, stage: int) -> None:
     there: Any = s3.store("source") if place == "s3" else tmp_path / "source"
     source = make_array(there, SHAPE, EPOCHS, values=values(), fill_value=3)

@@ -1,5 +1,6 @@
 """Jobs of three stages, from the plan to the last byte: copied, interrupted, resumed, verified."""
 
+import itertools
 import math
 import shutil
 from collections.abc import Callable
@@ -17,16 +18,17 @@ from tests.jobs import ZarrArray, assert_exact, assert_kept_promises, make_array
 DEAR = replace(rx.CostModel.object(), operation_s=5.0)
 """Operations so slow that a third stage saves more of them than it costs."""
 NAMES = ["temp-1", "temp-2", "target"]
-ROOM = 2 * 66 * 60 * 4
+SHAPE = (36, 32)
+ROOM = 2 * 36 * 32 * 4
 """For two intermediates, and no third."""
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> ZarrArray:
-    return make_array(tmp_path / "source", (66, 60), (1, 60), attributes={"units": "m"})
+    return make_array(tmp_path / "source", SHAPE, (1, 32), attributes={"units": "m"})
 
 
-def begin(source: ZarrArray, folder: Path, max_mem: int = 2_000, **options: Any) -> rx.Rechunked:
+def begin(source: ZarrArray, folder: Path, max_mem: int = 1_000, **options: Any) -> rx.Rechunked:
     """A job from rows to columns, of several tasks in each of three stages."""
     options = {
         "executor": "serial",
@@ -35,7 +37,7 @@ def begin(source: ZarrArray, folder: Path, max_mem: int = 2_000, **options: Any)
         "progress": False,
         **options,
     }
-    job = rx.rechunk(source, (66, 1), max_mem, folder / "target", cost_model=DEAR, **options)
+    job = rx.rechunk(source, (36, 1), max_mem, folder / "target", cost_model=DEAR, **options)
     assert [stage.target for stage in job.plan.stages] == NAMES
     assert min(stage.tasks for stage in job.plan.stages) > 10
     return job
@@ -45,8 +47,17 @@ def totals(job: rx.Rechunked) -> list[int]:
     return [stage.tasks for stage in job.plan.stages]
 
 
-@pytest.mark.parametrize("executor", ["serial", "threads", "processes"])
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(
+    "executor, verify",
+    [
+        ("serial", False),
+        ("threads", True),
+        ("processes", True),
+        pytest.param("serial", True, marks=pytest.mark.long),
+        pytest.param("threads", False, marks=pytest.mark.long),
+        pytest.param("processes", False, marks=pytest.mark.long),
+    ],
+)
 def test_every_byte_is_copied_and_no_intermediate_stays(
     source: ZarrArray, tmp_path: Path, executor: str, verify: bool
 ) -> None:
@@ -61,8 +72,17 @@ def test_every_byte_is_copied_and_no_intermediate_stays(
     assert rx.verify(source, tmp_path / "target").ok
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize(
+    "stage, verify",
+    [
+        (0, False),
+        (1, True),
+        (2, False),
+        pytest.param(0, True, marks=pytest.mark.long),
+        pytest.param(1, False, marks=pytest.mark.long),
+        pytest.param(2, True, marks=pytest.mark.long),
+    ],
+)
 def test_a_job_goes_on_from_the_middle_of_any_stage(
     source: ZarrArray, tmp_path: Path, stage: int, verify: bool
 ) -> None:
@@ -116,7 +136,7 @@ def test_the_first_intermediate_is_not_made_again_where_only_the_second_is_read(
     assert tasks_run(again) <= last - 5
 
 
-IN_SHARDS = 1_000
+IN_SHARDS = 600
 """Memory with which both intermediates have an object for each task that writes them."""
 
 
@@ -159,9 +179,18 @@ def stop_and_damage(source: ZarrArray, folder: Path, stage: int, damage: Callabl
     return job
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("damage", [lost, cut_short, overwritten, zeroed])
-@pytest.mark.parametrize("verify", [False, True])
+DAMAGES = [lost, cut_short, overwritten, zeroed]
+IN_TURN = [(damage, 1 + number % 2, number < 2) for number, damage in enumerate(DAMAGES)]
+"""Each damage once, at either stage, and at either with and without comparing."""
+
+
+@pytest.mark.parametrize(
+    "damage, stage, verify",
+    [
+        pytest.param(*one, marks=[] if one in IN_TURN else pytest.mark.long)
+        for one in itertools.product(DAMAGES, [1, 2], [False, True])
+    ],
+)
 def test_an_object_between_two_stages_that_was_lost_or_torn_is_made_again(
     source: ZarrArray, tmp_path: Path, stage: int, damage: Callable[[Path, Path], None], verify: bool
 ) -> None:
@@ -172,7 +201,7 @@ def test_an_object_between_two_stages_that_was_lost_or_torn_is_made_again(
     assert tasks_run(again) <= 1 + sum(totals(job)[stage:]) - 5
 
 
-@pytest.mark.parametrize("damage", [swapped, flipped])
+@pytest.mark.parametrize("damage", [swapped, pytest.param(flipped, marks=pytest.mark.long)])
 def test_raw_bytes_of_another_place_are_seen_by_who_verifies_and_made_again(
     source: ZarrArray, tmp_path: Path, damage: Callable[[Path, Path], None]
 ) -> None:

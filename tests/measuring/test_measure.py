@@ -151,7 +151,8 @@ def test_processes_that_cannot_start_are_no_cost(monkeypatch: pytest.MonkeyPatch
         ((3, 4, 5), (1, 4, 5), "c16"),
         ((6, 4), (1, 4), "U3"),
         ((4, 3), (2, 2), "bool"),
-        ((3000, 2), (1, 2), "f4"),
+        ((300, 2), (1, 2), "f4"),
+        pytest.param((3000, 2), (1, 2), "f4", marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -121,7 +121,7 @@ def test_both_are_shown() -> None:
     assert wire.from_json(CopyReport, wire.to_json(both)) == both
 
 
-@pytest.mark.parametrize("executor", ["serial", "threads", "processes"])
+@pytest.mark.parametrize("executor", [pytest.param("serial", marks=pytest.mark.long), "threads", "processes"])
 def test_a_job_tells_both(tmp_path: Path, executor: str) -> None:
     source = make_array(tmp_path / "source.zarr", (40, 60, 50), (1, 60, 50))
     quick = replace(rx.CostModel.local(), stage_s=0.0, worker_start_s=3.5)
@@ -138,7 +138,14 @@ def test_a_job_tells_both(tmp_path: Path, executor: str) -> None:
     assert job.report.start_predicted_s == (3.5 if executor == "processes" else 0.0)
 
 
-@pytest.mark.parametrize("executor, at_once", [("serial", 1), ("processes", available_cores())])
+@pytest.mark.parametrize(
+    "executor, at_once",
+    [
+        ("serial", 1),
+        ("threads", available_cores()),
+        pytest.param("processes", available_cores(), marks=pytest.mark.long),
+    ],
+)
 def test_memory_is_had_once_for_each_task_that_runs_at_once(tmp_path: Path, executor: str, at_once: int) -> None:
     source = make_array(tmp_path / "source.zarr", (8, 60, 50), (8, 10, 50))
     slow = replace(rx.CostModel.local(), fresh_bps=1000.0, stage_s=0.0)
