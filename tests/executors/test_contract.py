@@ -1,4 +1,8 @@
-"""The public contract, for each executor of ours and for what they are made from."""
+"""The public contract, for each executor of ours and for what they are made from.
+
+Jobs of three stages are alike for all whose stages are run one after another by the same lines: one way of each kind
+shows them, and the others if many rounds are wanted.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,9 @@ from tests.executors.test_futures_loky import loky_pool
 
 Options = Iterable[Callable[[], object]]
 
+THREE_STAGES = "test_a_whole_job_of_three_stages"
+SET_UP = ("test_run_on_workers_runs_once_in_each", "test_run_on_workers_passes_on_failure")
+
 
 class TestSerial(PoolContract):
     exceptions: ClassVar[Mapping[str, str]] = {
@@ -39,6 +46,8 @@ class TestSerial(PoolContract):
 
 
 class TestThreads(PoolContract):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> ThreadsExecutor:
         return ThreadsExecutor(3)
 
@@ -47,10 +56,13 @@ class TestThreads(PoolContract):
 
 
 class TestProcesses(PoolContract):
+    """That each worker is set up once, and again no other one, is seen too where a worker joins later."""
+
+    long: ClassVar[tuple[str, ...]] = ("test_run_on_workers_runs_once_in_each",)
     survives_deaths = True
 
     def make_executor(self) -> ProcessesExecutor:
-        return ProcessesExecutor(3)
+        return ProcessesExecutor(2)
 
     def wrong_options(self) -> Options:
         return [lambda: ProcessesExecutor(2.0), lambda: ProcessesExecutor(threads=2)]  # type: ignore[arg-type, call-arg]
@@ -63,7 +75,7 @@ class TestProcessesByName(ExecutorContract):
 
     def make_executor(self) -> ProcessesExecutor:
         needed_module("aiohttp")
-        return ProcessesExecutor(2)
+        return ProcessesExecutor(1)
 
     def wrong_options(self) -> Options:
         return [lambda: ProcessesExecutor(True)]
@@ -78,11 +90,17 @@ class OnGivenPool(PoolContract):
 
 
 class TestThreadPool(OnGivenPool):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> futures.Executor:
         return futures.ThreadPoolExecutor(4)
 
 
 class TestProcessPool(OnGivenPool):
+    """Its workers are set up as those of the foreign pool are."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP)
+
     def make_executor(self) -> futures.Executor:
         return spawning_pool(2)
 
@@ -97,20 +115,27 @@ class TestForeignPool(OnGivenPool):
 
 
 class TestSameThreadPool(OnGivenPool):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> futures.Executor:
         return SameThreadPool()
 
 
 class TestLoky(OnGivenPool):
+    """Its workers are set up as those of the foreign pool are."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP)
+
     def make_executor(self) -> futures.Executor:
         return loky_pool(2)
 
 
 class OnGivenCluster(PoolContract):
+    workers: ClassVar[int]
     threads: ClassVar[int]
 
     def make_executor(self) -> Any:
-        return start_cluster(2, self.threads)
+        return start_cluster(self.workers, self.threads)
 
     @classmethod
     def end_executor(cls, executor: Any) -> None:
@@ -123,11 +148,22 @@ class OnGivenCluster(PoolContract):
 
 
 class TestClusterOfProcesses(OnGivenCluster):
+    """That each worker is set up once is seen where a worker joins later; what a failure of it does, on threads."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP)
+    workers = 2
     threads = 1
     survives_deaths = True
 
 
 class TestClusterOfThreads(OnGivenCluster):
+    """One process, of two threads."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "test_a_worker_that_joins_later_is_set_up_before_its_tasks": "survives_deaths is false; no cluster is started"
+    }
+    workers = 1
     threads = 2
 
 
@@ -138,6 +174,7 @@ def run_all(stages: Sequence[Stage]) -> None:
 
 
 class TestFunction(ExecutorContract):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
     tries = 1
     exceptions: ClassVar[Mapping[str, str]] = {
         "test_the_error_has_the_stage_and_index_of_the_task": "a function says only what it raises, which is the cause"

@@ -241,4 +241,4 @@ class SendsEachTime(ProcessesExecutor):
 
 class TestSendsEachTime(PoolContract):
     def make_executor(self) -> object:
-        return SendsEachTime(2)
+        return SendsEachTime(1)
