@@ -130,9 +130,11 @@ def make_source(tmp_path: Path) -> Any:
     return zarr.open_array(tmp_path / "source.zarr", mode="r")
 
 
-# The service is Prism, and what it does with a task that fails is in test_contract_beam.py.
+# What Prism does with a task that fails is in test_contract_beam.py.
 @pytest.mark.parametrize(
-    "way", ["memory", "processes", "prism", pytest.param("service", marks=pytest.mark.long)], indirect=True
+    "way",
+    ["memory", "processes", *(pytest.param(name, marks=pytest.mark.long) for name in ("prism", "service"))],
+    indirect=True,
 )
 def test_a_task_that_always_fails_and_the_job_goes_on_later(
     way: tuple[str, Make], tmp_path: Path, folder: Path

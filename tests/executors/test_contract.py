@@ -6,9 +6,11 @@ shows them, and the others if many rounds are wanted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, ClassVar
+
+import pytest
 
 import rechunk_exec as rx
 from rechunk_exec.executors import (
@@ -20,10 +22,10 @@ from rechunk_exec.executors import (
     ThreadsExecutor,
 )
 from rechunk_exec.tasks import Stage
-from rechunk_exec.testing import ExecutorContract, PoolContract
+from rechunk_exec.testing import ExecutorContract, Pool, PoolContract
 from rechunk_exec.testing.trial import Stores
 from tests.conftest import needed_module
-from tests.executors.clusters import end_cluster, start_cluster
+from tests.executors.clusters import end_cluster, running_cluster, start_cluster
 from tests.executors.test_futures import ForeignPool, SameThreadPool, spawning_pool
 from tests.executors.test_futures_loky import loky_pool
 
@@ -106,6 +108,8 @@ class TestProcessPool(OnGivenPool):
 
 
 class TestForeignPool(OnGivenPool):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> futures.Executor:
         return ForeignPool()
 
@@ -148,12 +152,20 @@ class OnGivenCluster(PoolContract):
 
 
 class TestClusterOfProcesses(OnGivenCluster):
-    """That each worker is set up once is seen where a worker joins later; what a failure of it does, on threads."""
+    """Set-up is seen where a worker joins later, and on threads, and of two workers in test_dask.py; as are deaths."""
 
-    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP)
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP, "test_a_killed_worker_costs_only_its_task")
     workers = 2
     threads = 1
     survives_deaths = True
+
+    @pytest.fixture
+    def fresh(self) -> Iterator[Pool]:
+        """One worker, for each takes seconds to start: it is set up, dies, and another one takes its place."""
+        with running_cluster(1, self.threads) as client:
+            executor = DaskExecutor(client)
+            yield executor
+            executor.close()
 
 
 class TestClusterOfThreads(OnGivenCluster):

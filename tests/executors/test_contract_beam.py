@@ -63,9 +63,10 @@ class TestInProcesses(OnBeam):
 
 
 class TestPrism(OnBeam):
-    """A job of two stages and a listener that raises are in test_beam.py; the rest, in memory or by the service."""
+    """A job with retries and a listener that raises are in test_beam.py; the rest, in memory or by the service."""
 
     long: ClassVar[tuple[str, ...]] = (
+        "test_a_task_that_fails_is_tried_again_and_no_more",
         "test_a_listener_that_raises_stops_the_run",
         "test_running_again_after_a_failure_is_harmless",
         "test_the_tasks_that_are_left",
