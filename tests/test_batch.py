@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -108,39 +107,43 @@ LAYOUTS: dict[str, Callable[[Path], Batch]] = {
 _WORKER = """
 import sys
 import rechunk_exec as rx
-for word in sys.argv[2:]:
-    rx.run_job(sys.argv[1], int(word))
+for jobs, number in zip(sys.argv[1::2], sys.argv[2::2]):
+    rx.run_job(jobs, int(number))
 """
 
 
-def in_processes(jobs: Path, numbers: Sequence[int], processes: int) -> None:
-    """Run lines in processes of their own, as many at once, each with every so many-th number."""
+def in_processes(lines: Sequence[tuple[Path, int]], processes: int) -> None:
+    """Run lines of files of jobs in processes of their own, as many at once, each with every so many-th line."""
     commands = [
-        [sys.executable, "-c", _WORKER, str(jobs), *map(str, numbers[first::processes])] for first in range(processes)
+        [sys.executable, "-c", _WORKER, *(str(word) for line in lines[first::processes] for word in line)]
+        for first in range(processes)
     ]
     running_now = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) for command in commands]
     ends = [(process.communicate(timeout=180)[1], process.returncode) for process in running_now]
     assert [code for _, code in ends] == [0] * processes, ends
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_order_some_twice_two_at_once_in_processes_of_their_own(tmp_path: Path, layout: str) -> None:
-    batch = LAYOUTS[layout](tmp_path)
-    chance = random.Random(layout)
-    before = 0
-    for count in batch.tasks:
-        numbers = list(range(before, before + count))
-        chance.shuffle(numbers)
-        # Some twice in a row, so that both processes run the same line at the same time; some once more at the end.
-        twice = set(chance.sample(numbers, max(1, count // 10)))
-        order = [number for one in numbers for number in ([one, one] if one in twice else [one])]
-        in_processes(batch.jobs, [*order, *chance.sample(numbers, max(1, count // 10))], 2)
-        before += count
-    assert rx.failed_jobs(batch.jobs) == ()
-    status = rx.status(batch.target)
-    assert (status.state, status.done, status.total) == ("unfinished", before, before)
-    assert rx.finalize_jobs(batch.jobs).state == "finished"
-    batch.assert_ended()
+def test_any_order_some_twice_two_at_once_in_processes_of_their_own(tmp_path: Path) -> None:
+    batches = {layout: begin_it(tmp_path / layout) for layout, begin_it in LAYOUTS.items()}
+    for stage in range(2):
+        lines: list[tuple[Path, int]] = []
+        for layout, batch in batches.items():
+            chance = random.Random(f"{layout} {stage}")
+            before = sum(batch.tasks[:stage])
+            numbers = list(range(before, sum(batch.tasks[: stage + 1])))
+            chance.shuffle(numbers)
+            # Some twice in a row, so that both processes run the same line at the same time; some once more at the end.
+            twice = set(chance.sample(numbers, -(-len(numbers) // 10)))
+            order = [number for one in numbers for number in ([one, one] if one in twice else [one])]
+            order += chance.sample(numbers, -(-len(numbers) // 10))
+            lines += [(batch.jobs, number) for number in order]
+        in_processes(lines, 2)
+    for layout, batch in batches.items():
+        assert rx.failed_jobs(batch.jobs) == (), layout
+        status, tasks = rx.status(batch.target), sum(batch.tasks)
+        assert (status.state, status.done, status.total) == ("unfinished", tasks, tasks), layout
+        assert rx.finalize_jobs(batch.jobs).state == "finished"
+        batch.assert_ended()
 
 
 def test_two_at_once_of_each_line(tmp_path: Path) -> None:
@@ -773,20 +776,19 @@ def test_lines_of_a_job_on_an_object_store(s3: Bucket, tmp_path: Path) -> None:
 
 def test_xargs_runs_the_lines(tmp_path: Path) -> None:
     batch = begin_two_stages(tmp_path)
-    command = f"{sys.executable} -m rechunk_exec run-task {batch.jobs}"
-    for stage, count in enumerate(batch.tasks):
-        order = random.Random(stage).sample(range(0, count, 3), len(range(0, count, 3)))
-        numbers = "\n".join(f"{first}:{first + 3}" for first in [*order, order[0]])
-        run = subprocess.run(
-            ["xargs", "-P2", "-I{}", *command.split(), "--stage", str(stage), "--range", "{}"],
-            input=numbers,
-            text=True,
-            capture_output=True,
-            check=False,
-            timeout=300,
-            cwd=ROOT,
-            env={**os.environ},
-        )
-        assert run.returncode == 0, run.stderr
+    first, second = batch.tasks
+    rx.run_job(batch.jobs, range(first))
+    half = second // 2
+    command = [sys.executable, "-m", "rechunk_exec", "run-task", str(batch.jobs), "--stage", "1", "--range", "{}"]
+    run = subprocess.run(
+        ["xargs", "-P2", "-I{}", *command],
+        input=f"{half}:{second}\n0:{half + 1}",  # a line is in both
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
     rx.finalize_jobs(batch.jobs)
     batch.assert_ended()

@@ -1,10 +1,16 @@
-"""The public contract, for each executor of ours and for what they are made from."""
+"""The public contract, for each executor of ours and for what they are made from.
+
+Jobs of three stages are alike for all whose stages are run one after another by the same lines: one way of each kind
+shows them, and the others if many rounds are wanted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, ClassVar
+
+import pytest
 
 import rechunk_exec as rx
 from rechunk_exec.executors import (
@@ -16,14 +22,17 @@ from rechunk_exec.executors import (
     ThreadsExecutor,
 )
 from rechunk_exec.tasks import Stage
-from rechunk_exec.testing import ExecutorContract, PoolContract
+from rechunk_exec.testing import ExecutorContract, Pool, PoolContract
 from rechunk_exec.testing.trial import Stores
 from tests.conftest import needed_module
-from tests.executors.clusters import end_cluster, start_cluster
+from tests.executors.clusters import end_cluster, running_cluster, start_cluster
 from tests.executors.test_futures import ForeignPool, SameThreadPool, spawning_pool
 from tests.executors.test_futures_loky import loky_pool
 
 Options = Iterable[Callable[[], object]]
+
+THREE_STAGES = "test_a_whole_job_of_three_stages"
+SET_UP = ("test_run_on_workers_runs_once_in_each", "test_run_on_workers_passes_on_failure")
 
 
 class TestSerial(PoolContract):
@@ -39,6 +48,8 @@ class TestSerial(PoolContract):
 
 
 class TestThreads(PoolContract):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> ThreadsExecutor:
         return ThreadsExecutor(3)
 
@@ -47,10 +58,13 @@ class TestThreads(PoolContract):
 
 
 class TestProcesses(PoolContract):
+    """That each worker is set up once, and again no other one, is seen too where a worker joins later."""
+
+    long: ClassVar[tuple[str, ...]] = ("test_run_on_workers_runs_once_in_each",)
     survives_deaths = True
 
     def make_executor(self) -> ProcessesExecutor:
-        return ProcessesExecutor(3)
+        return ProcessesExecutor(2)
 
     def wrong_options(self) -> Options:
         return [lambda: ProcessesExecutor(2.0), lambda: ProcessesExecutor(threads=2)]  # type: ignore[arg-type, call-arg]
@@ -63,7 +77,7 @@ class TestProcessesByName(ExecutorContract):
 
     def make_executor(self) -> ProcessesExecutor:
         needed_module("aiohttp")
-        return ProcessesExecutor(2)
+        return ProcessesExecutor(1)
 
     def wrong_options(self) -> Options:
         return [lambda: ProcessesExecutor(True)]
@@ -78,16 +92,24 @@ class OnGivenPool(PoolContract):
 
 
 class TestThreadPool(OnGivenPool):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> futures.Executor:
         return futures.ThreadPoolExecutor(4)
 
 
 class TestProcessPool(OnGivenPool):
+    """Its workers are set up as those of the foreign pool are."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP)
+
     def make_executor(self) -> futures.Executor:
         return spawning_pool(2)
 
 
 class TestForeignPool(OnGivenPool):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> futures.Executor:
         return ForeignPool()
 
@@ -97,20 +119,27 @@ class TestForeignPool(OnGivenPool):
 
 
 class TestSameThreadPool(OnGivenPool):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+
     def make_executor(self) -> futures.Executor:
         return SameThreadPool()
 
 
 class TestLoky(OnGivenPool):
+    """Its workers are set up as those of the foreign pool are."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP)
+
     def make_executor(self) -> futures.Executor:
         return loky_pool(2)
 
 
 class OnGivenCluster(PoolContract):
+    workers: ClassVar[int]
     threads: ClassVar[int]
 
     def make_executor(self) -> Any:
-        return start_cluster(2, self.threads)
+        return start_cluster(self.workers, self.threads)
 
     @classmethod
     def end_executor(cls, executor: Any) -> None:
@@ -123,11 +152,30 @@ class OnGivenCluster(PoolContract):
 
 
 class TestClusterOfProcesses(OnGivenCluster):
+    """Set-up is seen where a worker joins later, and on threads, and of two workers in test_dask.py; as are deaths."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP, "test_a_killed_worker_costs_only_its_task")
+    workers = 2
     threads = 1
     survives_deaths = True
 
+    @pytest.fixture
+    def fresh(self) -> Iterator[Pool]:
+        """One worker, for each takes seconds to start: it is set up, dies, and another one takes its place."""
+        with running_cluster(1, self.threads) as client:
+            executor = DaskExecutor(client)
+            yield executor
+            executor.close()
+
 
 class TestClusterOfThreads(OnGivenCluster):
+    """One process, of two threads."""
+
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+    exceptions: ClassVar[Mapping[str, str]] = {
+        "test_a_worker_that_joins_later_is_set_up_before_its_tasks": "survives_deaths is false; no cluster is started"
+    }
+    workers = 1
     threads = 2
 
 
@@ -138,6 +186,7 @@ def run_all(stages: Sequence[Stage]) -> None:
 
 
 class TestFunction(ExecutorContract):
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
     tries = 1
     exceptions: ClassVar[Mapping[str, str]] = {
         "test_the_error_has_the_stage_and_index_of_the_task": "a function says only what it raises, which is the cause"

@@ -48,18 +48,47 @@ class OnBeam(ExecutorContract):
 
 
 class TestInMemory(OnBeam):
+    """A job of two stages is in test_beam.py."""
+
+    long: ClassVar[tuple[str, ...]] = ("test_a_whole_job",)
     runner = "memory"
 
 
+@pytest.mark.long
 class TestInProcesses(OnBeam):
+    """Each run starts processes that import Beam. A job with retries, a failure and an interrupt on processes are in
+    test_beam.py; the rest is what the runner in memory does."""
+
     runner = "processes"
 
 
 class TestPrism(OnBeam):
+    """A job with retries and a listener that raises are in test_beam.py; the rest, in memory or by the service."""
+
+    long: ClassVar[tuple[str, ...]] = (
+        "test_a_task_that_fails_is_tried_again_and_no_more",
+        "test_a_listener_that_raises_stops_the_run",
+        "test_running_again_after_a_failure_is_harmless",
+        "test_the_tasks_that_are_left",
+        "test_tasks_that_run_twice_at_once_leave_the_same_bytes",
+        "test_a_whole_job",
+        "test_a_whole_job_of_three_stages",
+    )
     runner = "prism"
 
 
 class TestPrismService(OnBeam):
-    """A job service in a process of its own, which gets the pipeline as a Flink job server does."""
+    """A job service in a process of its own, which gets the pipeline as a Flink job server does.
 
+    Retries are shown by the job of two stages in test_beam.py; the rest, in memory or by Prism.
+    """
+
+    long: ClassVar[tuple[str, ...]] = (
+        "test_a_task_that_fails_is_tried_again_and_no_more",
+        "test_a_listener_that_raises_stops_the_run",
+        "test_the_tasks_that_are_left",
+        "test_tasks_that_run_twice_at_once_leave_the_same_bytes",
+        "test_a_whole_job",
+        "test_a_whole_job_of_three_stages",
+    )
     runner = "service"

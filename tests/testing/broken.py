@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, Shared, ThreadsExecutor
@@ -56,7 +56,9 @@ class Loop:
 
 
 class TestLoop(ExecutorContract):
-    """The one that breaks nothing."""
+    """The one that breaks nothing. Jobs of three stages are nothing new to a loop."""
+
+    long: ClassVar[tuple[str, ...]] = ("test_a_whole_job_of_three_stages",)
 
     def make_executor(self) -> object:
         return Loop()
@@ -241,4 +243,4 @@ class SendsEachTime(ProcessesExecutor):
 
 class TestSendsEachTime(PoolContract):
     def make_executor(self) -> object:
-        return SendsEachTime(2)
+        return SendsEachTime(1)
