@@ -48,6 +48,12 @@ class PoolContract(ExecutorContract):
         return executor
 
     @pytest.fixture
+    def surviving(self) -> None:
+        """Skip what pools cannot do that do not survive deaths, before one is made for it."""
+        if not self.survives_deaths:
+            pytest.skip("a stated exception: survives_deaths is false")
+
+    @pytest.fixture
     def fresh(self) -> Iterator[Pool]:
         """An executor that nobody has used."""
         given = self.make_executor()
@@ -162,8 +168,8 @@ class PoolContract(ExecutorContract):
 
     # Workers that die, and the end.
 
+    @pytest.mark.usefixtures("surviving")
     def test_a_killed_worker_costs_only_its_task(self, pool: Pool, tmp_path: Path) -> None:
-        self._skip_unless_it_survives()
         trial = Trial(tmp_path)
         run = trial.run(pool, "deaths", Faults(dies={(0, 3): 2, (1, 0): 1}))
         if run.error is not None:
@@ -173,8 +179,8 @@ class PoolContract(ExecutorContract):
         assert run.report.retries == 3
         assert run.target == trial.values.tobytes()
 
+    @pytest.mark.usefixtures("surviving")
     def test_a_worker_that_joins_later_is_set_up_before_its_tasks(self, fresh: Pool, tmp_path: Path) -> None:
-        self._skip_unless_it_survives()
         (tmp_path / "marks").mkdir()
         fresh.run_on_workers(calls.Mark(tmp_path / "marks", "set"))
         before = set(calls.left_by(tmp_path / "marks", "set"))
@@ -198,7 +204,3 @@ class PoolContract(ExecutorContract):
             closing.staged_copy([])
         with pytest.raises(rx.RechunkError, match="closed"):
             closing.run_on_workers(calls.refuse)
-
-    def _skip_unless_it_survives(self) -> None:
-        if not self.survives_deaths:
-            pytest.skip("a stated exception: survives_deaths is false")

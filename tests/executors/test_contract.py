@@ -172,9 +172,6 @@ class TestClusterOfThreads(OnGivenCluster):
     """One process, of two threads."""
 
     long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
-    exceptions: ClassVar[Mapping[str, str]] = {
-        "test_a_worker_that_joins_later_is_set_up_before_its_tasks": "survives_deaths is false; no cluster is started"
-    }
     workers = 1
     threads = 2
 
