@@ -13,6 +13,14 @@ from tests.executors.flink_cluster import held_gateway, running_flink
 
 
 class TestFlink(ExecutorContract):
+    """What is long here, test_flink.py shows as well: a job of two stages with retries, one that fails and goes on."""
+
+    long: ClassVar[tuple[str, ...]] = (
+        "test_a_task_that_fails_is_tried_again_and_no_more",
+        "test_running_again_after_a_failure_is_harmless",
+        "test_tasks_that_run_twice_at_once_leave_the_same_bytes",
+        "test_a_whole_job",
+    )
     exceptions: ClassVar[Mapping[str, str]] = {
         "test_retries_are_told": "they happen on the workers: events tell of them when the task is done, and not why"
     }
