@@ -24,7 +24,7 @@ from rechunk_exec.executors import (
     worker_shape,
 )
 from tests.conftest import needed_module
-from tests.executors.clusters import running_cluster
+from tests.executors.clusters import running_cluster, running_in_this_process
 from tests.jobs import ZarrArray, assert_exact, make_array, snapshot
 
 HERE = WorkerShape(workers=1, tasks_per_worker=2, cores_per_worker=2, elastic=True, here=True)
@@ -114,7 +114,7 @@ def test_who_is_here() -> None:
     with ProcessesExecutor(2) as processes:
         shape = worker_shape(processes)
         assert (shape.here, shape.to_start) == (True, 2)
-        assert list(processes.map(abs, [-1, -2])) == [1, 2]
+        assert list(processes.map(abs, [-1])) == [1]
         assert worker_shape(processes).to_start == 0
     with ThreadPoolExecutor(1) as threads, ProcessPoolExecutor(1, get_context("spawn")) as pool:
         assert worker_shape(FuturesExecutor(threads)).here
@@ -212,7 +212,7 @@ def test_a_cluster_says_what_its_workers_have(source: ZarrArray, tmp_path: Path)
         job = rx.rechunk(source, (8, 6, 5), "auto", tmp_path / "target.zarr", executor=client, progress=False)
         assert 0.5e9 < job.plan.max_mem <= SHARE * 1.6e9
         assert_exact(job.execute(), source)
-    with running_cluster(1, memory_limit=None) as client:
+    with running_in_this_process(memory_limit=None) as client:
         assert worker_shape(DaskExecutor(client)).spare_bytes is None
         with pytest.raises(rx.PlanError, match="got executor 'dask', whose workers may be anywhere"):
             rx.rechunk(source, (8, 6, 5), "auto", tmp_path / "again.zarr", executor=client)

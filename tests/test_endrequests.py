@@ -83,12 +83,22 @@ def plan(source: ZarrArray, target: Path, executor: object, **options: Any) -> r
     return job
 
 
-@pytest.mark.parametrize("executor", ["serial", "threads", "processes"])
-@pytest.mark.parametrize("number, error", REQUESTS)
+@pytest.mark.parametrize(
+    "executor, number, error",
+    [
+        ("serial", *REQUESTS[1]),
+        ("threads", *REQUESTS[0]),
+        ("processes", *REQUESTS[0]),
+        *(
+            pytest.param(executor, *request, marks=pytest.mark.long)
+            for executor, request in [("serial", REQUESTS[0]), ("threads", REQUESTS[1]), ("processes", REQUESTS[1])]
+        ),
+    ],
+)
 def test_a_request_that_was_lost_ends_the_job_at_the_next_event(
+    executor: str,
     number: signal.Signals,
     error: type[BaseException],
-    executor: str,
     tmp_path: Path,
     source: ZarrArray,
     lost: list[type[BaseException]],
@@ -201,20 +211,20 @@ _JOB = """
 import sys
 import numpy as np, zarr
 import rechunk_exec as rx
-from rechunk_exec.executors import resolve
+from rechunk_exec.executors import ProcessesExecutor, resolve
 
 if __name__ == "__main__":
     folder, name = sys.argv[1:]
     source = zarr.create_array(folder + "/source", shape=(24, 24, 20), chunks=(1, 24, 20), dtype="f4")
     source[...] = np.arange(source.size).reshape(source.shape)
-    executor, rechunk = resolve(name), rx.rechunk
+    executor, rechunk = ProcessesExecutor(1) if name == "processes" else resolve(name), rx.rechunk
     before = set(sys.modules)
     rechunk(source, (24, 4, 4), 6000, folder + "/target", executor=executor, progress=False).execute()
     print(sorted(sys.modules.keys() - before))
 """
 
 
-@pytest.mark.parametrize("name", ["serial", "threads", "processes"])
+@pytest.mark.parametrize("name", [pytest.param("serial", marks=pytest.mark.long), "threads", "processes"])
 def test_a_job_imports_nothing_that_was_not_imported_with_the_function(name: str, tmp_path: Path) -> None:
     # A Ctrl-C that breaks an import off may leave the import lock held, on which all threads wait.
     (tmp_path / "job.py").write_text(_JOB)

@@ -7,10 +7,9 @@ import logging
 import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from zarr.storage import MemoryStore
 import rechunk_exec as rx
 from rechunk_exec.errors import PlanError, RechunkError, SerializationError, StorageError, TaskError
 from rechunk_exec.executors import PoolExecutor, ProcessesExecutor, Shared, ThreadsExecutor
-from tests.conftest import needed_module
+from tests.executors.clusters import quieted
+from tests.regionsums import die_once, give, masked, refuse, scaled, two_of
 from tests.values import Array, position_values, same_bits
 
 SHAPE = (5, 13, 11)
@@ -42,36 +42,6 @@ def mask(folder: Path) -> zarr.Array[Any]:
 def series(folder: Path, shape: Sequence[int] = SHAPE, **fields: Any) -> zarr.Array[Any]:
     layout: dict[str, Any] = {"chunks": (5, 2, 2), "shards": (5, 4, 4), "dtype": "i4", "fill_value": 7, **fields}
     return zarr.create_array(folder / "series", shape=tuple(shape), **layout)
-
-
-def masked(epochs: Array, mask: Array, *, offset: int = 0) -> Array:
-    values: Array = epochs + np.int32(offset)
-    values[:, ~mask] = 0  # what is read is the function's own
-    return values
-
-
-def two_of(epochs: Array) -> tuple[Array, Array]:
-    return epochs.max(axis=0), epochs[0] > 0
-
-
-def scaled(epochs: Array, factors: Array) -> Array:
-    product: Array = epochs * factors.astype("i4")
-    return product
-
-
-def refuse(epochs: Array) -> Array:
-    raise ValueError("no such sum")
-
-
-def give(epochs: Array, *, what: Any) -> Any:
-    return what
-
-
-def die_once(epochs: Array, *, mark: str) -> Array:
-    if not Path(mark).exists():
-        Path(mark).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return epochs
 
 
 def masked_tasks(folder: Path, **options: object) -> list[rx.ChunkTask]:
@@ -95,12 +65,22 @@ def read(path: Path) -> Array:
     return np.asarray(zarr.open_array(path, mode="r")[...])
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessesExecutor]:
+    """Two workers, for all tests."""
+    with ProcessesExecutor(2) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("executor", ["serial", "threads", "processes", "dask"])
-def test_masked_cube_on_each_pool(tmp_path: Path, executor: str) -> None:
+def test_masked_cube_on_each_pool(
+    tmp_path: Path, executor: str, processes: ProcessesExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if executor == "dask":
-        needed_module("distributed")
+        quieted()
+        monkeypatch.setattr("rechunk_exec.executors.dask.available_cores", lambda: 1)  # as many workers are started
     tasks = masked_tasks(tmp_path, offset=3)
-    results = rx.run_chunk_tasks(tasks, executor, progress=False)
+    results = rx.run_chunk_tasks(tasks, processes if executor == "processes" else executor, progress=False)
     assert len(results) == len(tasks) == 12
     assert same_bits(read(tmp_path / "series"), np.where(MASK, CUBE + np.int32(3), np.int32(0)))
     assert sum(result.bytes_written for result in results) == CUBE.nbytes
@@ -165,23 +145,22 @@ def test_several_outputs_and_none_read(tmp_path: Path) -> None:
     assert read(tmp_path / "scalar") == 0.0
 
 
-def test_a_handle_is_its_object_to_the_function_and_is_sent_once(tmp_path: Path) -> None:
+def test_a_handle_is_its_object_to_the_function_and_is_sent_once(tmp_path: Path, processes: ProcessesExecutor) -> None:
     factors = position_values((11,), "i8")
     source = cube(tmp_path)
-    with ProcessesExecutor(2) as pool:
-        handle = pool.put(factors)
-        tasks = [task(out, source, scaled, factors=handle) for out in rx.Chunk.each(series(tmp_path), (5, 4, 11))]
-        assert all(len(pickle.dumps(each)) < 2000 for each in tasks)
-        rx.check_aligned(tasks)
-        assert len(list(pool.map(rx.chunk_task, tasks))) == 4
-        assert isinstance(handle, Shared)
+    handle = processes.put(factors)
+    tasks = [task(out, source, scaled, factors=handle) for out in rx.Chunk.each(series(tmp_path), (5, 4, 11))]
+    assert all(len(pickle.dumps(each)) < 2000 for each in tasks)
+    rx.check_aligned(tasks)
+    assert len(list(processes.map(rx.chunk_task, tasks))) == 4
+    assert isinstance(handle, Shared)
     assert same_bits(read(tmp_path / "series"), CUBE * factors.astype("i4"))
 
 
-def test_a_worker_that_dies_costs_one_try(tmp_path: Path) -> None:
+def test_a_worker_that_dies_costs_one_try(tmp_path: Path, processes: ProcessesExecutor) -> None:
     source = cube(tmp_path)
     tasks = [task(out, source, die_once, mark=str(tmp_path / "died")) for out in rx.Chunk.each(series(tmp_path))]
-    rx.run_chunk_tasks(tasks, "processes", progress=False)
+    rx.run_chunk_tasks(tasks, processes, progress=False)
     assert (tmp_path / "died").exists()
     assert same_bits(read(tmp_path / "series"), CUBE)
 
@@ -303,16 +282,16 @@ def test_stores_in_memory_do_not_travel(tmp_path: Path) -> None:
 def test_json_runs_only_functions_that_are_given(tmp_path: Path) -> None:
     tasks = masked_tasks(tmp_path, offset=-2)
     lines = [each.to_json() for each in tasks]
-    assert json.loads(lines[0])["function"] == "tests.test_regions:masked"
+    assert json.loads(lines[0])["function"] == "tests.regionsums:masked"
     again = [rx.ChunkTask.from_json(line, [scaled, masked]) for line in lines]
     assert again == tasks
-    with pytest.raises(SerializationError, match=r"one of .*scaled; got 'tests.test_regions:masked'"):
+    with pytest.raises(SerializationError, match=r"one of .*scaled; got 'tests.regionsums:masked'"):
         rx.ChunkTask.from_json(lines[0], [scaled])
     with pytest.raises(SerializationError, match="which are none"):
-        rx.ChunkTask.from_json(lines[0].replace("tests.test_regions:masked", "os:system"), [])
+        rx.ChunkTask.from_json(lines[0].replace("tests.regionsums:masked", "os:system"), [])
     with pytest.raises(SerializationError, match="module:name"):
-        rx.ChunkTask.from_json(lines[0].replace("tests.test_regions:masked", "masked"), [masked])
-    of_a_script = lines[0].replace("tests.test_regions:masked", "__main__:masked")
+        rx.ChunkTask.from_json(lines[0].replace("tests.regionsums:masked", "masked"), [masked])
+    of_a_script = lines[0].replace("tests.regionsums:masked", "__main__:masked")
     assert rx.ChunkTask.from_json(of_a_script, [masked, scaled]) == tasks[0]
     with pytest.raises(SerializationError, match=r"absolute path"):
         rx.ChunkTask.from_json(lines[0].replace(f"{tmp_path}/cube", "simplecache::s3://x"), [masked])

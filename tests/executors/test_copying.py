@@ -44,11 +44,36 @@ def spawning_pool() -> Iterator[futures.Executor]:
 EXECUTORS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "serial": lambda: nullcontext("serial"),
     "threads": lambda: nullcontext("threads"),
-    "processes": lambda: ProcessesExecutor(3),
     "function": lambda: nullcontext(run_all),
     "thread pool": lambda: futures.ThreadPoolExecutor(3),
     "process pool": spawning_pool,
 }
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessesExecutor]:
+    """Two workers, for all tests."""
+    with ProcessesExecutor(2) as executor:
+        yield executor
+
+
+@pytest.fixture(
+    params=[
+        "serial",
+        "threads",
+        "processes",
+        "function",
+        "thread pool",
+        pytest.param("process pool", marks=pytest.mark.long),
+    ]
+)
+def executor(request: pytest.FixtureRequest) -> Iterator[object]:
+    """Each kind. A pool of processes of others does a job of two stages in the public contract too."""
+    if request.param == "processes":
+        yield request.getfixturevalue("processes")
+    else:
+        with EXECUTORS[request.param]() as given:
+            yield given
 
 
 @pytest.fixture
@@ -58,25 +83,21 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_one_stage_and_two(source: Path, tmp_path: Path, name: str) -> None:
-    with EXECUTORS[name]() as executor:
-        for stages, chunks, max_mem in ((1, ONE_STAGE, "10MB"), (2, (37, 5, 2), "30kB")):
-            target = tmp_path / f"{stages}.zarr"
-            job = rx.rechunk(source, chunks, max_mem, target, executor=executor, progress=False)
-            assert len(job.stages) == stages
-            job.execute()
-            assert stored(target) == VALUES.tobytes()
-            assert job.report is not None
-            assert [(r.stage, r.index) for r in job.report.results] == [(t.stage, t.index) for t in job.tasks()]
+def test_one_stage_and_two(source: Path, tmp_path: Path, executor: object) -> None:
+    for stages, chunks, max_mem in ((1, ONE_STAGE, "10MB"), (2, (37, 5, 2), "30kB")):
+        target = tmp_path / f"{stages}.zarr"
+        job = rx.rechunk(source, chunks, max_mem, target, executor=executor, progress=False)
+        assert len(job.stages) == stages
+        job.execute()
+        assert stored(target) == VALUES.tobytes()
+        assert job.report is not None
+        assert [(r.stage, r.index) for r in job.report.results] == [(t.stage, t.index) for t in job.tasks()]
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_an_array_of_nothing(tmp_path: Path, name: str) -> None:
+def test_an_array_of_nothing(tmp_path: Path, executor: object) -> None:
     zarr.create_array(tmp_path / "empty.zarr", shape=(0, 5), chunks=(1, 5), dtype="f4")
-    with EXECUTORS[name]() as executor:
-        job = rx.rechunk(tmp_path / "empty.zarr", (1, 2), "1MB", tmp_path / "t.zarr", executor=executor, progress=False)
-        assert job.execute().shape == (0, 5)
+    job = rx.rechunk(tmp_path / "empty.zarr", (1, 2), "1MB", tmp_path / "t.zarr", executor=executor, progress=False)
+    assert job.execute().shape == (0, 5)
 
 
 def test_stores_in_memory_work_in_this_process_only(source: Path) -> None:
@@ -90,11 +111,11 @@ def test_stores_in_memory_work_in_this_process_only(source: Path) -> None:
     assert memory._store_dict == {}
 
 
-def test_stages_that_one_holds(source: Path, tmp_path: Path) -> None:
+def test_stages_that_one_holds(source: Path, tmp_path: Path, processes: ProcessesExecutor) -> None:
     job = rx.rechunk(source, ONE_STAGE, "10MB", tmp_path / "t.zarr", progress=False)
     target = job.execute()
     target[:] = 0
-    for executor in ("serial", "processes"):
+    for executor in ("serial", processes):
         assert rx.staged_copy(job.stages, executor).tasks == len(job.stages[0])
         assert stored(target) == VALUES.tobytes()
 
@@ -108,12 +129,11 @@ def test_what_are_no_stages(source: Path, tmp_path: Path) -> None:
     assert staged_copy(iter(())).tasks == 0  # type: ignore[arg-type]
 
 
-def test_a_task_that_cannot_be_done(source: Path, tmp_path: Path) -> None:
-    with ProcessesExecutor(2) as executor:
-        job = rx.rechunk(source, ONE_STAGE, "10MB", tmp_path / "t.zarr", executor=executor, progress=False)
-        chunk = next(path for path in sorted(source.rglob("*")) if path.is_file() and path.name != "zarr.json")
-        chunk.write_bytes(b"torn")
-        with pytest.raises(rx.TaskError) as caught:
-            job.execute()
+def test_a_task_that_cannot_be_done(source: Path, tmp_path: Path, processes: ProcessesExecutor) -> None:
+    job = rx.rechunk(source, ONE_STAGE, "10MB", tmp_path / "t.zarr", executor=processes, progress=False)
+    chunk = next(path for path in sorted(source.rglob("*")) if path.is_file() and path.name != "zarr.json")
+    chunk.write_bytes(b"torn")
+    with pytest.raises(rx.TaskError) as caught:
+        job.execute()
     assert isinstance(caught.value.__cause__, rx.StorageError)
     assert str(source) in str(caught.value)

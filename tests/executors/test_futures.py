@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,8 +27,8 @@ def spawning_pool(workers: int) -> futures.ProcessPoolExecutor:
 class ForeignPool(futures.Executor):
     """A pool that says nothing about itself, such as those of other libraries, and counts what is sent."""
 
-    def __init__(self) -> None:
-        self._pool = spawning_pool(2)
+    def __init__(self, pool: futures.Executor | None = None) -> None:
+        self._pool = pool or spawning_pool(2)
         self.sent_bytes: list[int] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
@@ -48,22 +48,36 @@ class SameThreadPool(futures.Executor):
         return future
 
 
+@pytest.fixture(scope="module")
+def threads() -> Iterator[futures.Executor]:
+    with futures.ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def spawned() -> Iterator[futures.Executor]:
+    """Two processes, for all tests that need two and leave them as they are."""
+    with spawning_pool(2) as pool:
+        yield pool
+
+
 class OnGivenPool(PoolContract):
-    pool: futures.Executor
+    given: ClassVar[str]
+    """The fixture that is the pool."""
+    pool: ClassVar[futures.Executor]
 
-    @classmethod
-    def make_pool(cls) -> futures.Executor:
-        raise NotImplementedError
-
-    @classmethod
-    def setup_class(cls) -> None:
-        cls.pool = cls.make_pool()
+    @pytest.fixture(autouse=True)
+    def _given(self, request: pytest.FixtureRequest) -> None:
+        if "pool" not in vars(type(self)):
+            type(self).pool = self.wrapped(request.getfixturevalue(self.given))
 
     @classmethod
     def teardown_class(cls) -> None:
         super().teardown_class()
         assert cls.pool.submit(abs, -1).result() == 1, "a pool that was given is not shut down"
-        cls.pool.shutdown()
+
+    def wrapped(self, pool: futures.Executor) -> futures.Executor:
+        return pool
 
     def make(self) -> PoolExecutor:
         executor = resolve(self.pool)
@@ -72,9 +86,7 @@ class OnGivenPool(PoolContract):
 
 
 class TestThreadPool(OnGivenPool):
-    @classmethod
-    def make_pool(cls) -> futures.Executor:
-        return futures.ThreadPoolExecutor(4)
+    given = "threads"
 
     def test_its_shape(self, executor: PoolExecutor) -> None:
         shape = worker_shape(executor)
@@ -84,14 +96,12 @@ class TestThreadPool(OnGivenPool):
 
 
 class TestProcessPool(OnGivenPool):
-    @classmethod
-    def make_pool(cls) -> futures.Executor:
-        return spawning_pool(3)
+    given = "spawned"
 
     def test_its_shape(self, executor: PoolExecutor) -> None:
         shape = worker_shape(executor)
-        assert (shape.workers, shape.tasks_per_worker, shape.elastic) == (3, 1, False)
-        assert shape.cores_per_worker == max(1, available_cores() // 3)
+        assert (shape.workers, shape.tasks_per_worker, shape.elastic) == (2, 1, False)
+        assert shape.cores_per_worker == max(1, available_cores() // 2)
 
     def test_stores_in_memory_are_refused(self, executor: PoolExecutor) -> None:
         with pytest.raises(StorageError, match=r"ProcessPoolExecutor.*memory"):
@@ -99,9 +109,10 @@ class TestProcessPool(OnGivenPool):
 
 
 class TestForeignPool(OnGivenPool):
-    @classmethod
-    def make_pool(cls) -> futures.Executor:
-        return ForeignPool()
+    given = "spawned"
+
+    def wrapped(self, pool: futures.Executor) -> futures.Executor:
+        return ForeignPool(pool)
 
     def test_its_shape(self, executor: PoolExecutor) -> None:
         shape = worker_shape(executor)
@@ -117,8 +128,9 @@ class TestForeignPool(OnGivenPool):
 
 
 class TestSameThreadPool(OnGivenPool):
-    @classmethod
-    def make_pool(cls) -> futures.Executor:
+    given = "threads"
+
+    def wrapped(self, pool: futures.Executor) -> futures.Executor:
         return SameThreadPool()
 
 
@@ -128,20 +140,22 @@ def stage_in_memory() -> Stage:
     return Stage(number=0, plan=stage.plan, source=stage.source, target=ArrayRef(store=zarr.storage.MemoryStore()))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def processes() -> Iterator[futures.ProcessPoolExecutor]:
+    """A worker, for all tests that do not kill it."""
     with spawning_pool(1) as pool:
         yield pool
 
 
-def test_a_pool_whose_worker_died_is_named(processes: futures.ProcessPoolExecutor, tmp_path: Path) -> None:
-    executor = FuturesExecutor(processes)
-    executor.task_function = Recording(tmp_path, dies={(0, 0): 1})
-    with pytest.raises(RechunkError, match="make a new pool, or use executor='processes'") as caught:
-        executor.staged_copy([make_stage(0, 5)])
-    assert not isinstance(caught.value, TaskError)
-    with pytest.raises(RechunkError, match="make a new pool"):
-        executor.staged_copy([make_stage(0, 5)])
+def test_a_pool_whose_worker_died_is_named(tmp_path: Path) -> None:
+    with spawning_pool(1) as pool:
+        executor = FuturesExecutor(pool)
+        executor.task_function = Recording(tmp_path, dies={(0, 0): 1})
+        with pytest.raises(RechunkError, match="make a new pool, or use executor='processes'") as caught:
+            executor.staged_copy([make_stage(0, 5)])
+        assert not isinstance(caught.value, TaskError)
+        with pytest.raises(RechunkError, match="make a new pool"):
+            executor.staged_copy([make_stage(0, 5)])
 
 
 def test_a_pool_that_was_shut_down_is_named(tmp_path: Path) -> None:

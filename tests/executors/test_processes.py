@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import atexit
 import gc
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +20,31 @@ from rechunk_exec.errors import RechunkError, SerializationError, StorageError
 from rechunk_exec.executors import ProcessesExecutor, available_cores, worker_shape
 from rechunk_exec.results import OVERRUN_BYTES
 from rechunk_exec.tasks import ArrayRef, Stage
+from tests.executors import sent
 from tests.executors.contract import SurvivorContract
 from tests.executors.recording import Recording, make_stage
-from tests.executors.workers import FOREVER_S, PATIENCE_S, interrupted_when, length, wait_until, workers_of
+from tests.executors.workers import FOREVER_S, PATIENCE_S, interrupted_when, wait_until, workers_of
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[ProcessesExecutor]:
+    """Two workers, for all tests that leave the pool open: others take the places of those that are killed."""
+    with ProcessesExecutor(2) as executor:
+        yield executor
+
+
+@pytest.fixture
+def pool(workers: ProcessesExecutor) -> Iterator[ProcessesExecutor]:
+    """The same, which copies again when a test has put something in place of that."""
+    copy = workers.task_function
+    yield workers
+    workers.task_function = copy
 
 
 class TestProcesses(SurvivorContract):
-    def make(self) -> ProcessesExecutor:
-        return ProcessesExecutor(3)
+    @pytest.fixture
+    def executor(self, pool: ProcessesExecutor) -> ProcessesExecutor:
+        return pool
 
 
 def test_its_shape() -> None:
@@ -62,10 +76,10 @@ def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
 def test_workers_that_do_not_end_by_themselves_are_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first had taken all the time there was; the others were killed, and left behind as they ended.
     monkeypatch.setattr("rechunk_exec.executors.workers._LEAVE_S", 0.1)
-    with ProcessesExecutor(3) as executor:
-        executor.run_on_workers(_end_slowly)
+    with ProcessesExecutor(2) as executor:
+        executor.run_on_workers(sent.end_slowly)
         workers = [worker._process for worker in executor._workers]
-    assert [worker.returncode for worker in workers] == [-signal.SIGKILL] * 3
+    assert [worker.returncode for worker in workers] == [-signal.SIGKILL] * 2
 
 
 def test_one_that_is_forgotten_ends_its_workers() -> None:
@@ -77,73 +91,69 @@ def test_one_that_is_forgotten_ends_its_workers() -> None:
     assert set(psutil.Process().children(recursive=True)) == before
 
 
-def test_a_worker_that_dies_while_idle_costs_no_try(two: ProcessesExecutor, tmp_path: Path) -> None:
-    two.task_function = recording = Recording(tmp_path, seconds=0.02)
-    two.staged_copy([make_stage(0, 8)])
-    for worker in workers_of(two):
-        worker.kill()
-        worker.wait(PATIENCE_S)
-    report = two.staged_copy([make_stage(1, 8)])
+def test_a_worker_that_dies_while_idle_costs_no_try(pool: ProcessesExecutor, tmp_path: Path) -> None:
+    pool.task_function = recording = Recording(tmp_path, seconds=0.02)
+    pool.staged_copy([make_stage(0, 8)])
+    worker = workers_of(pool)[0]
+    worker.kill()
+    worker.wait(PATIENCE_S)
+    report = pool.staged_copy([make_stage(1, 8)])
     assert report.retries == 0
     assert set(recording.tries().values()) == {1}
 
 
-def test_a_worker_that_is_killed_from_outside(two: ProcessesExecutor, tmp_path: Path) -> None:
-    two.task_function = recording = Recording(tmp_path, seconds=2.0)
-    two.run_on_workers(_do_nothing)  # both are there, and begin their first tasks together
+def test_a_worker_that_is_killed_from_outside(pool: ProcessesExecutor, tmp_path: Path) -> None:
+    pool.task_function = recording = Recording(tmp_path, seconds=2.0)
+    pool.run_on_workers(int)  # both are there, and begin their first tasks together
 
     def kill_one() -> None:
         wait_until(lambda: len(recording.tries()) >= 2)
-        workers_of(two)[0].kill()
+        workers_of(pool)[0].kill()
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    report = two.staged_copy([make_stage(0, 4)])
+    report = pool.staged_copy([make_stage(0, 4)])
     killer.join()
     assert report.tasks == 4
     assert report.retries == 1
     assert sorted(recording.tries().values()) == [1, 1, 1, 2]
 
 
-def test_a_map_survives_a_worker_that_dies(two: ProcessesExecutor, tmp_path: Path) -> None:
-    assert list(two.map(_DieOnce(tmp_path, 1), range(5))) == [0, 1, 2, 3, 4]
-    with pytest.raises(RechunkError, match="SIGKILL"):
-        list(two.map(_DieOnce(tmp_path, 5), [7]))
-    assert len(list(tmp_path.glob("7-*"))) == 3
-    assert list(two.map(abs, [-1])) == [1]
-
-
-def test_a_worker_that_ends_itself(two: ProcessesExecutor) -> None:
+def test_a_map_survives_a_worker_that_dies(pool: ProcessesExecutor, tmp_path: Path) -> None:
+    assert list(pool.map(sent.DieOnce(tmp_path, 2), range(5))) == [0, 1, 2, 3, 4]
+    assert (tmp_path / "died").exists()
     with pytest.raises(RechunkError, match="exited with code 7"):
-        list(two.map(os._exit, [7]))
+        list(pool.map(sent.Leave(tmp_path), [7]))
+    assert len(list(tmp_path.glob("left-*"))) == 3
+    assert list(pool.map(abs, [-1])) == [1]
 
 
-def test_results_and_errors_that_do_not_travel(two: ProcessesExecutor) -> None:
+def test_results_and_errors_that_do_not_travel(pool: ProcessesExecutor) -> None:
     with pytest.raises(SerializationError, match="what a call returns must pickle"):
-        list(two.map(_return_lambda, [1]))
+        list(pool.map(sent.return_lambda, [1]))
     with pytest.raises(SerializationError, match="what a call returns must load"):
-        list(two.map(_return_trap, [1]))
-    with pytest.raises(RechunkError, match="_StubbornError: stubborn") as caught:
-        list(two.map(_raise_stubborn, [1]))
-    assert "_raise_stubborn" in "".join(caught.value.__notes__), "the worker's traceback is a note"
+        list(pool.map(sent.return_trap, [1]))
+    with pytest.raises(RechunkError, match="StubbornError: stubborn") as caught:
+        list(pool.map(sent.raise_stubborn, [1]))
+    assert "raise_stubborn" in "".join(caught.value.__notes__), "the worker's traceback is a note"
     with pytest.raises(SerializationError, match="must pickle"):
-        list(two.map(lambda number: number, [1]))
+        list(pool.map(lambda number: number, [1]))
     with pytest.raises(SerializationError, match="must pickle"):
-        two.put(lambda: 1)
-    assert list(two.map(abs, [-1])) == [1]
+        pool.put(lambda: 1)
+    assert list(pool.map(abs, [-1])) == [1]
 
 
-def test_a_function_that_workers_cannot_import(two: ProcessesExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.executors.test_processes.only_here", _here, raising=False)
-    _here.__qualname__ = _here.__name__ = "only_here"
+def test_a_function_that_workers_cannot_import(pool: ProcessesExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sent, "only_here", _here, raising=False)
+    _here.__module__, _here.__qualname__, _here.__name__ = sent.__name__, "only_here", "only_here"
     with pytest.raises(SerializationError, match="define its function in a module"):
-        list(two.map(_here, [1]))
+        list(pool.map(_here, [1]))
 
 
-def test_large_objects_and_results(two: ProcessesExecutor) -> None:
-    handle = two.put(bytes(20_000_000))
-    assert list(two.map(length, [handle] * 4)) == [20_000_000] * 4
-    assert [len(result) for result in two.map(bytes, [10_000_000] * 6)] == [10_000_000] * 6
+def test_large_objects_and_results(pool: ProcessesExecutor) -> None:
+    handle = pool.put(bytes(5_000_000))
+    assert list(pool.map(sent.length, [handle] * 4)) == [5_000_000] * 4
+    assert [len(result) for result in pool.map(bytes, [5_000_000] * 6)] == [5_000_000] * 6
 
 
 def test_stores_in_memory_are_refused(two: ProcessesExecutor) -> None:
@@ -157,20 +167,20 @@ def test_stores_in_memory_are_refused(two: ProcessesExecutor) -> None:
     assert workers_of(two) == []
 
 
-def test_live_stores_on_disk_are_not_refused(two: ProcessesExecutor, tmp_path: Path) -> None:
+def test_live_stores_on_disk_are_not_refused(pool: ProcessesExecutor, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
     stage = make_stage(0, 2)
     live = Stage(
         number=0, plan=stage.plan, source=stage.source, target=ArrayRef(store=zarr.storage.LocalStore(tmp_path))
     )
     (tmp_path / "log").mkdir()
-    two.task_function = Recording(tmp_path / "log")
-    assert two.staged_copy([live]).tasks == 2
+    pool.task_function = Recording(tmp_path / "log")
+    assert pool.staged_copy([live]).tasks == 2
 
 
 def test_it_can_be_used_from_another_thread(tmp_path: Path) -> None:
     reports = []
-    with ProcessesExecutor(2) as executor:
+    with ProcessesExecutor(1) as executor:
         executor.task_function = Recording(tmp_path)
         thread = threading.Thread(target=lambda: reports.append(executor.staged_copy([make_stage(0, 5)])))
         thread.start()
@@ -179,56 +189,14 @@ def test_it_can_be_used_from_another_thread(tmp_path: Path) -> None:
     assert reports[0].tasks == 5
 
 
-def test_an_interrupt_stops_the_workers_at_once_and_the_pool_lives_on(two: ProcessesExecutor, tmp_path: Path) -> None:
-    two.task_function = recording = Recording(tmp_path, seconds=FOREVER_S)
+def test_an_interrupt_stops_the_workers_at_once_and_the_pool_lives_on(pool: ProcessesExecutor, tmp_path: Path) -> None:
+    pool.task_function = recording = Recording(tmp_path, seconds=FOREVER_S)
     with interrupted_when(lambda: len(recording.tries()) == 2):
-        two.staged_copy([make_stage(0, 10)])
+        pool.staged_copy([make_stage(0, 10)])
     assert recording.entries() == []
-    assert workers_of(two) == []
-    two.task_function = Recording(tmp_path)
-    assert two.staged_copy([make_stage(0, 3)]).tasks == 3
-
-
-class _DieOnce:
-    def __init__(self, folder: Path, times: int) -> None:
-        self.folder = folder
-        self.times = times
-
-    def __call__(self, number: int) -> int:
-        (self.folder / f"{number}-{time.monotonic_ns()}").touch()
-        if len(list(self.folder.glob(f"{number}-*"))) <= self.times:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-
-class _StubbornError(Exception):
-    def __reduce__(self) -> str:
-        raise TypeError("no pickle")
-
-
-class _Trap:
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return json.loads, ("{",)
-
-
-def _do_nothing() -> None:
-    """Be there."""
-
-
-def _end_slowly() -> None:
-    atexit.register(time.sleep, FOREVER_S)
-
-
-def _raise_stubborn(number: int) -> None:
-    raise _StubbornError("stubborn")
-
-
-def _return_lambda(number: int) -> Callable[[], int]:
-    return lambda: number
-
-
-def _return_trap(number: int) -> _Trap:
-    return _Trap()
+    assert workers_of(pool) == []
+    pool.task_function = Recording(tmp_path)
+    assert pool.staged_copy([make_stage(0, 3)]).tasks == 3
 
 
 def _here(number: int) -> int:
