@@ -1,4 +1,7 @@
-"""Whole jobs to test with: arrays whose values depend on position, what lies in a folder, tasks that are told of."""
+"""Whole jobs to test with: arrays whose values depend on position, what lies in a folder, tasks that are told of.
+
+Workers import this module, so it does not import pytest.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import pytest
 import zarr
 
 import rechunk_exec as rx
@@ -155,9 +157,11 @@ def stop_after(tasks: int, job: rx.Rechunked) -> StopError:
             if len(done) == tasks:
                 raise StopError
 
-    with pytest.raises(StopError) as stopped:
+    try:
         job.execute(on_event=listen)
-    return stopped.value
+    except StopError as stopped:
+        return stopped
+    raise AssertionError(f"the job ended before {tasks} tasks were done")
 
 
 def tasks_run(job: rx.Rechunked) -> int:
