@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 KEY = "AKIATESTKEYOFNOBODY1"
@@ -76,15 +77,7 @@ class Bucket:
 
     @property
     def client(self) -> Any:
-        import boto3
-
-        return boto3.client(
-            "s3",
-            endpoint_url=self.address,
-            aws_access_key_id=KEY,
-            aws_secret_access_key=SECRET,
-            region_name="us-east-1",
-        )
+        return _client(self.address)
 
     def make(self) -> None:
         self.client.create_bucket(Bucket=self.name)
@@ -92,13 +85,29 @@ class Bucket:
     def remove(self) -> None:
         """Remove the bucket and all that is in it."""
         client = self.client
-        for key in self.contents():
+        for key in self.listed():
             client.delete_object(Bucket=self.name, Key=key)
         client.delete_bucket(Bucket=self.name)
+
+    def listed(self) -> list[str]:
+        """The keys of all objects."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
+        return [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 
     def contents(self) -> dict[str, bytes]:
         """All objects, by key."""
         client = self.client
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.name)
-        keys = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
-        return {key: client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys}
+        return {key: client.get_object(Bucket=self.name, Key=key)["Body"].read() for key in self.listed()}
+
+
+@cache
+def _client(address: str) -> Any:
+    import boto3
+
+    return boto3.client(
+        "s3",
+        endpoint_url=address,
+        aws_access_key_id=KEY,
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -43,8 +44,13 @@ def make_repository(tmp_path: Path, folder: str = "repository", **options: Any) 
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Any:
-    return make_repository(tmp_path)
+def repo(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What :func:`make_repository` makes: a copy of one that is made once."""
+    made = tmp_path_factory.getbasetemp() / "icechunk"
+    if not made.exists():
+        make_repository(made)
+    shutil.copytree(made / "repository", tmp_path / "repository")
+    return open_repository(tmp_path)
 
 
 def open_repository(tmp_path: Path) -> Any:

@@ -68,7 +68,8 @@ def test_any_span_of_a_frame_is_that_span_of_its_content(cname: str, kind: str) 
         codec = BloscBytes(cname, 5, shuffle, blocksize, typesize)
         frame = bytes(codec.encode(content))
         found = opened(frame, nbytes)
-        for piece_bytes in (1, 20_000, 10**9):
+        # What does not compress has no blocks: it goes in pieces of just so many bytes.
+        for piece_bytes in (1 if kind == "smooth" else 1013, 20_000, 10**9):
             low, high = sorted(int(number) for number in lengths.integers(0, nbytes + 1, 2))
             for span in ((low, high), (0, nbytes), (nbytes - 1, nbytes)):
                 out = bytearray(span[1] - span[0])
@@ -121,10 +122,19 @@ def region_of(start: tuple[int, ...], stop: tuple[int, ...]) -> Region:
 
 
 @pytest.mark.parametrize("compressors", COMPRESSORS.values(), ids=COMPRESSORS)
-@pytest.mark.parametrize("store", ["local", "memory"])
 @pytest.mark.parametrize("shards", [None, (4, 300, 130)])
 @pytest.mark.parametrize("chunk", [(1, 300, 130), (2, 300, 130), (1, 100, 130)])
-@pytest.mark.parametrize("shape", [(5, 300, 130), (5, 290, 130), (3, 300, 101)])
+@pytest.mark.parametrize(
+    "shape,store",
+    [
+        pytest.param((5, 300, 130), "local", marks=pytest.mark.long),  # nothing is cut off at an edge
+        pytest.param((5, 300, 130), "memory", marks=pytest.mark.long),
+        ((5, 290, 130), "local"),
+        pytest.param((5, 290, 130), "memory", marks=pytest.mark.long),
+        pytest.param((3, 300, 101), "local", marks=pytest.mark.long),
+        ((3, 300, 101), "memory"),
+    ],
+)
 def test_any_region_is_read_in_bands_as_it_is(
     compressors: Any,
     store: str,
@@ -228,7 +238,7 @@ def smooth(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.cumsum(np.random.default_rng(1).integers(0, 3, shape), axis=-1).astype("f4")
 
 
-@pytest.mark.parametrize("length, n", [(499, 998), (499, 1000), (1018, 2036), (1733, 2000)])
+@pytest.mark.parametrize("length, n", [(499, 998), (499, 1000), (1018, 1100), (1733, 1800)])
 @pytest.mark.parametrize("kind", ["raw", "zstd"])
 def test_chunks_of_any_length_are_read_in_bands(
     length: int, n: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,8 +22,8 @@ from tests.conftest import needed_module
 from tests.jobs import QUICK_STAGES, assert_exact, assert_kept_promises, elements, make_array
 from tests.values import position_values, same_bits
 
-SHAPE, EPOCHS, SERIES = (12, 40, 30), (1, 40, 30), (12, 10, 10)
-TWO_STAGES = "30kB"
+SHAPE, EPOCHS, SERIES, THIRDS = (12, 20, 30), (1, 20, 30), (12, 10, 10), (4, 20, 30)
+TWO_STAGES = "25kB"
 """A budget that takes an intermediate."""
 SECRET_VARIABLES = (
     *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
@@ -79,7 +79,7 @@ def test_a_source_is_not_replaced_by_another_name(cloud: Cloud, by: str) -> None
 def test_intermediates_elsewhere(cloud: Cloud, clouds_processes: ProcessesExecutor, tmp_path: Path) -> None:
     source = make_array(tmp_path / "source.zarr", SHAPE, EPOCHS)
     common: dict[str, Any] = {"executor": clouds_processes, "cost_model": QUICK_STAGES, "progress": False}
-    job = rx.rechunk(source, SERIES, TWO_STAGES, tmp_path / "target.zarr", temp_store=cloud.url("temp"), **common)
+    job = rx.rechunk(source, SERIES, "18kB", tmp_path / "target.zarr", temp_store=cloud.url("temp"), **common)
     assert len(job.stages) == 2
     assert_exact(job.execute(), source)
     assert cloud.contents() == {}
@@ -91,13 +91,13 @@ def test_intermediates_elsewhere(cloud: Cloud, clouds_processes: ProcessesExecut
 
 @CLIENTS
 def test_shards_are_read_by_range_and_written(cloud: Cloud, by: str) -> None:
-    put(cloud, by, "source.zarr", SHAPE, (1, 20, 15), shards=(4, 40, 30))
+    put(cloud, by, "source.zarr", SHAPE, (1, 10, 15), shards=THIRDS)
     job = rx.rechunk(
-        place(cloud, by, "source.zarr"), SERIES, "1MB", place(cloud, by, "target.zarr"), target_shards=(12, 20, 30),
+        place(cloud, by, "source.zarr"), SERIES, "1MB", place(cloud, by, "target.zarr"), target_shards=(12, 10, 30),
         verify=True, progress=False,
     )  # fmt: skip
     made = job.execute()
-    assert made.shards == (12, 20, 30)
+    assert made.shards == (12, 10, 30)
     assert same_bits(elements(made), position_values(SHAPE, "f4")), "zarr finds the index of each shard too"
     assert_kept_promises(job)
     assert sum(key.startswith("target.zarr/c/") for key in cloud.contents()) == 2
@@ -139,13 +139,13 @@ def read(objects: Objects, key: str, start: int = 0, length: int | None = None) 
 
 def test_an_overwritten_array_leaves_nothing_of_the_old_grid(cloud: Cloud) -> None:
     source = make_array(cloud.store("source.zarr"), SHAPE, EPOCHS)
-    make_array(cloud.store("target.zarr"), (50, 50), (10, 50))
+    make_array(cloud.store("target.zarr"), (20, 50), (5, 50))
     make_array(cloud.store("target.zarr-2"), (4,), (2,))
     before = {key: value for key, value in cloud.contents().items() if not key.startswith("target.zarr/")}
     target = cloud.url("target.zarr")
     with pytest.raises(rx.TargetExistsError):
-        rx.rechunk(cloud.url("source.zarr"), (4, 40, 30), "1MB", target, progress=False).execute()
-    job = rx.rechunk(cloud.url("source.zarr"), (4, 40, 30), "1MB", target, mode="overwrite", progress=False)
+        rx.rechunk(cloud.url("source.zarr"), THIRDS, "1MB", target, progress=False).execute()
+    job = rx.rechunk(cloud.url("source.zarr"), THIRDS, "1MB", target, mode="overwrite", progress=False)
     assert_exact(job.execute(), source)
     after = cloud.contents()
     assert len([key for key in after if key.startswith("target.zarr/c/")]) == 3

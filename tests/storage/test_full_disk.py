@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +40,27 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "shards": {"target_shards": (16, 64, 128)},
     "zarr": {"zarr_format": 2, "target_options": {"filters": [numcodecs.Delta("i4")], "compressors": None}},
 }
-EXECUTORS: dict[str, Callable[[], Any]] = {
-    "serial": lambda: "serial",
-    "threads": lambda: "threads",
-    "processes": lambda: ProcessesExecutor(2),
-}
+
+
+@pytest.fixture(scope="module")
+def two_processes() -> Iterator[ProcessesExecutor]:
+    with ProcessesExecutor(2) as pool:
+        yield pool
+
+
+@pytest.fixture(params=["serial", "threads", "processes"])
+def executor(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("two_processes") if request.param == "processes" else request.param
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_full_disk_ends_a_job_at_once(executor: str, layout: str, small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_ends_a_job_at_once(executor: Any, layout: str, small_disk: Path, tmp_path: Path) -> None:
     source = make_array(tmp_path / "source.zarr", SHAPE, (1, 128, 256), "i4")
     target = small_disk / "target.zarr"
 
     def job(mode: Any) -> rx.Rechunked:
         return rx.rechunk(
-            source, (16, 32, 64), "1MB", target, executor=EXECUTORS[executor](), mode=mode, progress=False,
+            source, (16, 32, 64), "1MB", target, executor=executor, mode=mode, progress=False,
             temp_store=tmp_path / "temp", **LAYOUTS[layout],
         )  # fmt: skip
 

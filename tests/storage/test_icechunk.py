@@ -131,7 +131,7 @@ def test_intermediates_lie_elsewhere_and_are_gone_after(
 
 
 def test_a_pool_of_others_processes_gives_changes_back_too(repo: Any, source: ZarrArray) -> None:
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         one_stage(source, repo.writable_session("main"), executor=pool).execute()
     assert same_bits(values(repo, "layers/series"), elements(source))
 
@@ -154,13 +154,14 @@ def test_chunks_of_fill_value_and_strings(tmp_path: Path, repo: Any, make: Make)
     assert len(messages(repo)) == 5
 
 
-def test_an_array_without_elements_is_committed_too(tmp_path: Path, repo: Any) -> None:
+def test_an_array_without_elements_is_committed_too(
+    tmp_path: Path, repo: Any, two_processes: ProcessesExecutor
+) -> None:
     empty = make_array(tmp_path / "empty", (0, 4), (1, 4))
-    with ProcessesExecutor(1) as executor:
-        job = rx.rechunk(
-            empty, (2, 2), "1MB", repo.writable_session("main").store, executor=executor, array_name="none"
-        )
-        assert job.execute().shape == (0, 4)
+    job = rx.rechunk(
+        empty, (2, 2), "1MB", repo.writable_session("main").store, executor=two_processes, array_name="none"
+    )
+    assert job.execute().shape == (0, 4)
     assert "none" in names(repo)
 
 
@@ -189,10 +190,9 @@ def test_source_and_target_may_be_one_session(repo: Any) -> None:
         one_stage(zarr.open_array(session.store, path="epochs", mode="r"), session, array_name="epochs")
 
 
-def test_job_after_job_commits_again(repo: Any, source: ZarrArray) -> None:
-    with ProcessesExecutor(2) as executor:
-        for name in ("a", "b"):
-            one_stage(source, repo.writable_session("main"), executor=executor, array_name=name).execute()
+def test_job_after_job_commits_again(repo: Any, source: ZarrArray, two_processes: ProcessesExecutor) -> None:
+    for name in ("a", "b"):
+        one_stage(source, repo.writable_session("main"), executor=two_processes, array_name=name).execute()
     assert len(messages(repo)) == 5
     assert same_bits(values(repo, "a"), elements(source))
     assert same_bits(values(repo, "b"), elements(source))

@@ -68,7 +68,7 @@ def test_a_task_that_fails_is_run_again(tmp_path: Path, repo: Any, source: ZarrA
 
 
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path, repo: Any, source: ZarrArray) -> None:
-    with ProcessesExecutor(2) as executor:
+    with ProcessesExecutor(1) as executor:
         executor.task_function = DiesOnce(tmp_path / "dead")
         job = one_stage(source, repo.writable_session("main"), executor=executor)
         job.execute()
@@ -157,21 +157,24 @@ class Elsewhere:
     name = "elsewhere"
     tasks_per_worker = 1
 
-    def __init__(self, lost: set[int]) -> None:
+    def __init__(self, pool: ProcessesExecutor, lost: set[int]) -> None:
+        self.pool = pool
         self.lost = lost
 
     def staged_copy(self, stages: Sequence[Stage], *, on_event: OnEvent | None = None) -> CopyReport:
-        with ProcessesExecutor(2) as executor:
-            report = executor.staged_copy(stages, on_event=on_event)
+        report = self.pool.staged_copy(stages, on_event=on_event)
         results = [replace(one, changes=None) if one.index in self.lost else one for one in report.results]
         return replace(report, results=tuple(results))
 
 
-def test_changes_that_an_executor_loses_are_missed(repo: Any, source: ZarrArray) -> None:
-    one_stage(source, repo.writable_session("main"), array_name="whole", executor=Elsewhere(set())).execute()
+def test_changes_that_an_executor_loses_are_missed(
+    repo: Any, source: ZarrArray, two_processes: ProcessesExecutor
+) -> None:
+    whole, lossy = Elsewhere(two_processes, set()), Elsewhere(two_processes, {1, 4})
+    one_stage(source, repo.writable_session("main"), array_name="whole", executor=whole).execute()
     assert same_bits(values(repo, "whole"), elements(source))
     with nothing_is_committed(repo), pytest.raises(RechunkError, match=r"nothing from 2 of \d+ tasks, the first is 1;"):
-        one_stage(source, repo.writable_session("main"), executor=Elsewhere({1, 4})).execute()
+        one_stage(source, repo.writable_session("main"), executor=lossy).execute()
 
 
 def test_changes_have_no_json_form_and_are_not_dropped_in_silence() -> None:

@@ -44,11 +44,11 @@ def test_source_and_target_on_s3_with_credentials_from_the_environment(s3: Bucke
         )
         assert len(job.stages[0]) > 1
         job.execute()
+        # And from there to a disk.
+        made = zarr.open_array(repo.readonly_session("main").store, path="series", mode="r")
+        back = rx.rechunk(made, (1, 24, 30), "1MB", tmp_path / "epochs", executor=executor, progress=False).execute()
     expected = position_values((6, 24, 30), "f4")
-    made = zarr.open_array(repo.readonly_session("main").store, path="series", mode="r")
     assert same_bits(elements(made), expected)
     assert len(list(repo.ancestry(branch="main"))) == 3
     assert SECRET.encode() not in pickle.dumps(job.stages)
-    # And from there to a disk.
-    back = rx.rechunk(made, (1, 24, 30), "1MB", tmp_path / "epochs", executor="processes", progress=False)
-    assert same_bits(elements(back.execute()), expected)
+    assert same_bits(elements(back), expected)

@@ -79,11 +79,10 @@ def test_a_target_in_the_same_repository_is_committed_without_the_intermediate(
     assert len(messages(repo)) == 4
 
 
-def test_source_temp_and_target_in_one_repository(repo: Any) -> None:
+def test_source_temp_and_target_in_one_repository(repo: Any, two_processes: ProcessesExecutor) -> None:
     array = zarr.open_array(repo.readonly_session("main").store, path="epochs", mode="r")
     expected = elements(array)
-    with ProcessesExecutor(2) as executor:
-        two_stages(array, repo.writable_session("main"), repo.writable_session("main"), executor=executor).execute()
+    two_stages(array, repo.writable_session("main"), repo.writable_session("main"), executor=two_processes).execute()
     assert names(repo) == BEFORE | {"layers", "layers/series"}
     assert same_bits(values(repo, "layers/series"), expected)
 
@@ -105,7 +104,7 @@ def test_what_is_stored_of_an_intermediate_is_garbage_to_collect(tmp_path: Path,
 
 
 def test_a_job_that_failed_goes_on_with_its_intermediates_made_again(
-    tmp_path: Path, repo: Any, source: ZarrArray
+    tmp_path: Path, repo: Any, source: ZarrArray, two_processes: ProcessesExecutor
 ) -> None:
     with SerialExecutor() as executor:
         executor.task_function = ToldCopy(tmp_path, fails={(1, 5): 99})
@@ -113,7 +112,7 @@ def test_a_job_that_failed_goes_on_with_its_intermediates_made_again(
         with nothing_is_committed(repo), pytest.raises(TaskError, match="made again"):
             job.execute()
     done = {(task.stage, task.index) for task in job.tasks()}
-    again = to_disk(source, tmp_path, repo.writable_session("main"), mode="resume", executor=ProcessesExecutor(2))
+    again = to_disk(source, tmp_path, repo.writable_session("main"), mode="resume", executor=two_processes)
     assert_exact(again.execute(), source)
     assert again.report is not None
     stages = [result.stage for result in again.report.results]
@@ -129,8 +128,9 @@ class LosesChanges:
         return replace(rx.run_task(task), changes=None)
 
 
-def test_changes_that_an_executor_loses_are_missed(tmp_path: Path, repo: Any, source: ZarrArray) -> None:
-    with ProcessesExecutor(2) as executor:
+@pytest.mark.parametrize("make", ["two_processes"], indirect=True)
+def test_changes_that_an_executor_loses_are_missed(tmp_path: Path, repo: Any, source: ZarrArray, make: Make) -> None:
+    with make() as executor:
         executor.task_function = LosesChanges()
         with pytest.raises(RechunkError, match=r"must come back as TaskResult\.changes.*of stage 0"):
             to_disk(source, tmp_path, repo.writable_session("main"), executor=executor).execute()

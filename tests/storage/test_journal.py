@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60)  # fewer come to no merge of several
 @given(operations)
 def test_merging_loses_and_makes_nothing(steps: list[tuple[str, list[int]]]) -> None:
     ref = ArrayRef(store=MemoryStore())
@@ -248,7 +249,7 @@ def test_readers_never_see_fewer_results_than_there_were(tmp_path: Path) -> None
     with mock.patch.object(journal, "MERGED_AT_ONCE", 4):
         for thread in readers:
             thread.start()
-        for index in range(300):
+        for index in range(100):
             writer.add([result_of(index)])
             added = index + 1
             if index % 4 == 3:
@@ -257,7 +258,7 @@ def test_readers_never_see_fewer_results_than_there_were(tmp_path: Path) -> None
         for thread in readers:
             thread.join()
     assert faults == []
-    assert writer.results() == by_task([result_of(index) for index in range(300)])
+    assert writer.results() == by_task([result_of(index) for index in range(100)])
 
 
 def test_threads_add_while_the_driver_merges(target: ArrayRef) -> None:
@@ -280,7 +281,7 @@ def test_threads_add_while_the_driver_merges(target: ArrayRef) -> None:
 
 def add_in_a_process(ref: ArrayRef, first: int) -> None:
     held = Journal(ref, "job")
-    for index in range(first, first + 50):
+    for index in range(first, first + 30):
         held.add([result_of(index)])
         held.add([result_of(index)])  # as a task that ran twice does
 
@@ -288,17 +289,18 @@ def add_in_a_process(ref: ArrayRef, first: int) -> None:
 def test_processes_add_while_the_driver_merges(tmp_path: Path) -> None:
     ref = target_of("inside", tmp_path)
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=add_in_a_process, args=(ref, first)) for first in (0, 50)]
+    processes = [context.Process(target=add_in_a_process, args=(ref, first)) for first in (0, 30)]
     for process in processes:
         process.start()
     driver = Journal(ref, "job")
     with mock.patch.object(journal, "MERGED_AT_ONCE", 8):
         while any(process.is_alive() for process in processes):
             driver.merge()
+            time.sleep(0.002)
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-    assert driver.results() == by_task([result_of(index) for index in range(100)])
+    assert driver.results() == by_task([result_of(index) for index in range(60)])
 
 
 # The job, and its end.

@@ -39,6 +39,8 @@ CASES: dict[str, tuple[Any, Any, list[Any]]] = {
     "null f4": ("f4", None, [0, 1, np.nan]),
 }
 NUMBERS = [name for name in CASES if name not in ("bool", "c8", "M8", "M8 5")]
+ALIKE = ("i2 big", "u1", "f4 big", "f4 inf", "f4 zero", "f8", "f2")
+"""What attributes do to these is what they do to one of the others."""
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "plain": {},
     "packed": PACKED,
@@ -84,7 +86,9 @@ def store_of(name: str, attributes: dict[str, Any]) -> MemoryStore:
 @pytest.mark.parametrize(
     "name,attributes",
     [
-        pytest.param(name, attributes, id=f"{name}, {what}")
+        pytest.param(
+            name, attributes, id=f"{name}, {what}", marks=pytest.mark.long if attributes and name in ALIKE else ()
+        )
         for name in CASES
         for what, attributes in ATTRIBUTES.items()
         if name in NUMBERS or not attributes
@@ -103,7 +107,10 @@ def test_the_same_cells_are_missing_from_format_2_to_3_and_on(name: str, attribu
         assert same_cells(as_xarray_sees(copied(three, 2)[0], 2), before)
 
 
-@pytest.mark.parametrize("dtype", ["i2", "u1", "f4", ">f8", "?", "c8"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["i2", pytest.param("u1", marks=pytest.mark.long), "f4", pytest.param(">f8", marks=pytest.mark.long), "?", "c8"],
+)
 @pytest.mark.parametrize("mask", ["none", "1", "", 0.5, 300, -1, [1], True], ids=repr)
 def test_an_attribute_of_format_2_that_is_no_value_masks_as_little_in_format_3(dtype: str, mask: Any) -> None:
     # Kept as it was xarray could not open the array, and made a boolean, or an integer, it masked all that is true.

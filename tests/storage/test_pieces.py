@@ -90,7 +90,7 @@ def written(ref: ArrayRef, values: Array, unit: Shape, spare_bytes: int = 0, thr
 
 @pytest.mark.parametrize("spare_bytes", [0, 64, 10**6])
 @pytest.mark.parametrize("kind", ["local", "memory"])
-@pytest.mark.parametrize("dtype", ["f4", ">i2", "u1", "c8"])
+@pytest.mark.parametrize("dtype", ["f4", ">i2", "u1", pytest.param("c8", marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_was_written_is_read_by_zarr_and_by_us(
     layout: tuple[Shape, Shape, Shape], dtype: str, kind: str, spare_bytes: int, tmp_path: Path

@@ -17,8 +17,8 @@ import pytest
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.streamcodecs import PIECE_BYTES, STREAMS, StreamBytes
 
-SMOOTH = np.sin(np.arange(150_001) / 700).astype("<f4").tobytes()
-NOISE = np.random.default_rng(5).bytes(3 * PIECE_BYTES + 17)
+SMOOTH = np.sin(np.arange(80_001) / 700).astype("<f4").tobytes()
+NOISE = np.random.default_rng(5).bytes(PIECE_BYTES + 17)
 CONTENTS = (SMOOTH, NOISE, b"x", bytes(9 * PIECE_BYTES))
 CONFIGURATIONS: list[dict[str, Any]] = [
     *({"id": name, "level": level} for name in ("gzip", "zlib", "bz2") for level in (1, 9)),

@@ -65,9 +65,7 @@ def torn_object(folder: Path, layout: str) -> tuple[ArrayRef, Path]:
 def test_truncated_objects_are_errors(layout: str, tmp_path: Path) -> None:
     ref, path = torn_object(tmp_path, layout)
     whole = path.read_bytes()
-    for size in sorted(
-        {0, 1, 4, 10, 15, 16, 17, len(whole) // 2, len(whole) - 20, len(whole) - 1} & set(range(len(whole)))
-    ):
+    for size in sorted({0, 1, 10, 16, len(whole) // 2, len(whole) - 20, len(whole) - 1} & set(range(len(whole)))):
         path.write_bytes(whole[:size])
         with pytest.raises(StorageError):
             read_by_us(ref)
@@ -75,7 +73,7 @@ def test_truncated_objects_are_errors(layout: str, tmp_path: Path) -> None:
     assert same_bits(read_by_us(ref), VALUES)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5, 8])
+@pytest.mark.parametrize("rows", [3, 5])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name.startswith(("v2", "v3"))])
 def test_whole_objects_of_another_chunk_shape_are_errors(layout: str, rows: int, tmp_path: Path) -> None:
     # Into a buffer that is used again: what a shorter one does not fill would be another chunk's elements.
@@ -99,11 +97,11 @@ def test_objects_that_are_too_long_are_never_other_values(layout: str, tmp_path:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_flipped_bits_are_errors_of_storage_or_go_unseen(layout: str, tmp_path: Path) -> None:
+def test_flipped_bits_are_errors_of_storage_or_go_unseen(layout: str, tmp_path: Path, long: bool) -> None:
     # Codecs fail in many ways: RuntimeError, MemoryError of an absurd size, OverflowError of an absurd offset.
     ref, path = torn_object(tmp_path, layout)
     whole = path.read_bytes()
-    for place in range(0, len(whole), max(1, len(whole) // 24)):
+    for place in range(0, len(whole), max(1, len(whole) // (24 if long else 8))):
         damaged = bytearray(whole)
         damaged[place] ^= 0xC1
         path.write_bytes(damaged)
@@ -114,7 +112,7 @@ def test_flipped_bits_are_errors_of_storage_or_go_unseen(layout: str, tmp_path: 
 
 
 @pytest.mark.parametrize("layout", ["v3 crc32c", "v2 zstd-checksum", "shards zstd start", "shards zstd end"])
-def test_every_flipped_bit_under_a_checksum_is_an_error(layout: str, tmp_path: Path) -> None:
+def test_every_flipped_bit_under_a_checksum_is_an_error(layout: str, tmp_path: Path, long: bool) -> None:
     ref, path = torn_object(tmp_path, layout)
     whole = path.read_bytes()
     index_bytes = 2 * 16 + 4
@@ -123,7 +121,7 @@ def test_every_flipped_bit_under_a_checksum_is_an_error(layout: str, tmp_path: P
         sealed = range(6, len(whole))  # past the header, whose window size is only a hint
     elif "shards" in layout:
         sealed = range(index_bytes) if "start" in layout else range(len(whole) - index_bytes, len(whole))
-    for place in sealed:
+    for place in sealed if long else sealed[::3]:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
@@ -283,11 +281,11 @@ def options_of(layout: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("layout", REPLACED)
 def test_units_are_replaced_without_being_read(layout: str) -> None:
-    # Shape (67, 41) is clipped everywhere: zarr reads a clipped unit before it writes it, if it is not hindered.
+    # Shape (19, 14) is clipped everywhere: zarr reads a clipped unit before it writes it, if it is not hindered.
     store = UnreadableStore()
-    ref = make(store, (67, 41), (8, 6), "i4", **options_of(layout))
+    ref = make(store, (19, 14), (8, 6), "i4", **options_of(layout))
     assert open_writer(ref).way == layout.split(maxsplit=1)[0]
-    values = position_values((67, 41), "i4")
+    values = position_values((19, 14), "i4")
     write_by_us(ref, values)
     write_by_us(ref, values)
     readable = ArrayRef(store=MemoryStore(store._store_dict))
@@ -296,8 +294,8 @@ def test_units_are_replaced_without_being_read(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", REPLACED)
 def test_torn_units_are_replaced_also_at_clipped_edges(layout: str, tmp_path: Path) -> None:
-    values = position_values((67, 41), "i4")
-    ref = make(tmp_path, (67, 41), (8, 6), "i4", values=values, **options_of(layout))
+    values = position_values((19, 14), "i4")
+    ref = make(tmp_path, (19, 14), (8, 6), "i4", values=values, **options_of(layout))
     for name in object_names(ref):
         (tmp_path / name).write_bytes(b"0123456789")
     with pytest.raises(StorageError):
@@ -308,8 +306,8 @@ def test_torn_units_are_replaced_also_at_clipped_edges(layout: str, tmp_path: Pa
 
 
 def test_a_torn_edge_is_replaced_through_zarrs(tmp_path: Path) -> None:
-    values = position_values((67, 41), "i4")
-    ref = make(tmp_path, (67, 41), (8, 6), "i4", values=values, **options_of("zarr nested"))
-    (tmp_path / "c/4/3").write_bytes(b"0123456789")
+    values = position_values((19, 14), "i4")
+    ref = make(tmp_path, (19, 14), (8, 6), "i4", values=values, **options_of("zarr nested"))
+    (tmp_path / "c/1/1").write_bytes(b"0123456789")
     assert write_by_us(ref, values).way == "zarrs"
     assert same_bits(read_by_zarr(ref), values)
