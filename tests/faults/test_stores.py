@@ -135,7 +135,7 @@ def test_worker_processes_have_faults_of_their_own(tmp_path: Path) -> None:
     content = LocalStore(tmp_path)
     source_in(content)
     store = FaultyStore(content, Faults(seed=5, fails=0.1, truncates=0.1))
-    with ProcessesExecutor(2) as pool:
+    with ProcessesExecutor(1) as pool:
         job = rechunk(pickle.loads(pickle.dumps(store)), TWO, pool)
         job.execute()
     assert_exact(zarr.open_array(content, path="target"), zarr.open_array(content, path="source"))
