@@ -117,7 +117,7 @@ def objects_in(kind: Kind, folder: str) -> list[str]:
 
 def test_a_shard_of_a_target_in_any_store_that_is_damaged_is_made_again(kind: Kind, small_source: ZarrArray) -> None:
     # Resume had nothing to do, and said that it was finished.
-    options = {"max_mem": "40kB", "target_shards": (32, 8, 8)}
+    options = {"max_mem": "40kB", "target_shards": (32, 8, 8), "cost_model": "object"}
     first = job_in(kind, small_source, "fail", **options)
     stop_after(first.plan.tasks, first)
     shards = objects_in(kind, "target/")
