@@ -116,7 +116,7 @@ def assert_no_secret(cloud: Cloud, error: BaseException) -> None:
 
 def test_of_two_drivers_one_writes_or_none(cloud: Cloud, tmp_path: Path, long: bool) -> None:
     source = make_array(tmp_path / "source", (24, 24, 20), (1, 24, 20))
-    layouts = ((24, 12, 20), (12, 24, 20))
+    layouts = ((24, 12, 10), (12, 24, 10))
     counts = run_rounds(source, lambda number: cloud.url(f"target-{number}"), 100 if long else 3, 4, layouts)
     print(cloud.scheme, counts)
     assert counts["one"] + counts["both"] > 0

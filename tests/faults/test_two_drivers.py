@@ -123,7 +123,7 @@ def test_of_two_drivers_one_writes_or_none(kind: str, tmp_path: Path, source: Za
 
 
 def test_of_two_drivers_on_an_object_store_one_writes_or_none(s3: Bucket, source: ZarrArray, long: bool) -> None:
-    layouts = ((24, 12, 20), (12, 24, 20))
+    layouts = ((24, 12, 10), (12, 24, 10))
     counts = run_rounds(source, lambda number: s3.url(f"target-{number}"), 100 if long else 3, 4, layouts)
     print("s3", counts)
     assert counts["one"] + counts["both"] > 0
