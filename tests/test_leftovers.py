@@ -20,11 +20,11 @@ ENDS = pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
 
 @pytest.fixture
 def source(tmp_path: Path) -> ZarrArray:
-    return make_array(tmp_path / "source", (40, 40, 20), (1, 40, 20))
+    return make_array(tmp_path / "source", (20, 20, 20), (1, 20, 20))
 
 
 def two_stages(source: ZarrArray, target: Any, **options: Any) -> rx.Rechunked:
-    job = rx.rechunk(source, (40, 4, 4), 16_000, target, executor="serial", progress=False, **options)
+    job = rx.rechunk(source, (20, 4, 4), 8_000, target, executor="serial", progress=False, **options)
     assert len(job.stages) == 2
     return job
 

@@ -311,16 +311,26 @@ def _end_group(driver: subprocess.Popen[str]) -> None:
             pipe.close()
 
 
-def run_jobs(folder: Path, executors: tuple[str, ...], kills: int, seed: int, figures: Figures) -> None:
+def run_jobs(
+    folder: Path,
+    executors: tuple[str, ...],
+    kills: int,
+    seed: int,
+    figures: Figures,
+    *,
+    first: int = 0,
+    workers: int = 2,
+) -> None:
     """Run jobs, each killed up to four times, until there were so many kills; executors and forms take turns."""
     chance = random.Random(seed)
-    number = 0
+    number = first
     while sum(figures.kills.values()) < kills:
         place = folder / f"job-{number}"
         place.mkdir()
         turn = number // len(executors)
         form = list(FORMS)[turn % len(FORMS)]
         scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form)
+        scene.order = replace(scene.order, workers=workers)
         left = kills - sum(figures.kills.values())
         Killing(scene, chance, figures).run(min(left, chance.randint(2, 4)))
         shutil.rmtree(place)

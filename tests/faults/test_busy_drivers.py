@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +124,16 @@ PHASES: dict[str, Callable[[pytest.MonkeyPatch, Callable[[], None]], None]] = {
     "revealing": lambda patches, then: after(patches, storage, "reveal", then),
     "about to finish": lambda patches, then: after(patches, Journal, "forget", then),
 }
-CASES = [
-    *((kind, phase) for kind in ("memory", "lockless") for phase in PHASES),
-    *(("s3", phase) for phase in ("removing", "verifying")),
-]
 
 
-@pytest.mark.parametrize("kind, phase", CASES)
+def cases(lockless: str, s3: Sequence[str] = ()) -> list[Any]:
+    """All phases in memory; on other stores those that are named, and others when many are wanted."""
+    shown = [*(("memory", phase) for phase in PHASES), ("lockless", lockless), *(("s3", phase) for phase in s3)]
+    more = [*(("lockless", phase) for phase in PHASES), *(("s3", phase) for phase in ("removing", "verifying"))]
+    return [*shown, *(pytest.param(*case, marks=pytest.mark.long) for case in more if case not in shown)]
+
+
+@pytest.mark.parametrize("kind, phase", cases("removing", s3=("verifying",)))
 def test_a_driver_that_is_busy_is_not_taken_for_dead(
     phase: str, source: ZarrArray, target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +163,7 @@ def held(request: pytest.FixtureRequest, target: Any, tmp_path: Path) -> Callabl
     return lambda: contents(target, tmp_path, s3)
 
 
-@pytest.mark.parametrize("kind, phase", CASES)
+@pytest.mark.parametrize("kind, phase", cases("verifying"))
 def test_a_driver_that_was_stopped_at_anything_touches_nothing_when_it_wakes(
     phase: str,
     source: ZarrArray,
@@ -205,8 +208,15 @@ END_PHASES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("phase", END_PHASES)
-@pytest.mark.parametrize("stopped", [False, True], ids=["busy", "stopped"])
+@pytest.mark.parametrize(
+    "phase, stopped",
+    [
+        pytest.param("verifying", False, id="verifying-busy"),
+        pytest.param("revealing", True, id="revealing-stopped"),
+        pytest.param("verifying", True, id="verifying-stopped", marks=pytest.mark.long),
+        pytest.param("revealing", False, id="revealing-busy", marks=pytest.mark.long),
+    ],
+)
 def test_the_end_of_a_batch_job(
     phase: str, stopped: bool, source: ZarrArray, url: str, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

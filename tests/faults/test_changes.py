@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor
 from rechunk_exec.storage import identity
 from tests.conftest import needed_module
+from tests.faults.kept import Kept
 from tests.faults.kinds import KINDS, Kind, kind
 from tests.faults.test_unfinished import FIRST, MAX_MEM, SECOND, SHAPE
 from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot, stop_after, tasks_run
@@ -43,12 +44,26 @@ def wanted(folder: Path, **changed: Any) -> rx.Rechunked:
     return rx.rechunk(**words)
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """A job that has stopped in its second stage."""
+    folder = tmp_path_factory.mktemp("stopped")
+    make_array(folder / "source", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
+    stop_after(STOPPED_AFTER, wanted(folder, mode="fail"))
+    return Kept(folder)
+
+
 @pytest.fixture
-def source(tmp_path: Path) -> ZarrArray:
-    """The source of a job that has stopped in its second stage."""
-    array = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
-    stop_after(STOPPED_AFTER, wanted(tmp_path, mode="fail"))
-    return array
+def folder(stopped: Kept) -> Iterator[Path]:
+    """Where the job is that has stopped; it is as it was after each test."""
+    yield stopped.folder
+    stopped.restore()
+
+
+@pytest.fixture
+def source(folder: Path) -> ZarrArray:
+    """The source of the job that has stopped."""
+    return zarr.open_array(folder / "source", mode="r")
 
 
 def chunk_rewritten(folder: Path) -> None:
@@ -120,36 +135,45 @@ CHANGES: list[tuple[Callable[[Path], None], str]] = [
 
 @pytest.mark.parametrize("change, words", CHANGES, ids=[change.__name__ for change, _ in CHANGES])
 def test_a_source_that_changed_is_refused_and_nothing_is_touched(
-    change: Callable[[Path], None], words: str, tmp_path: Path, source: ZarrArray
+    change: Callable[[Path], None], words: str, folder: Path, source: ZarrArray
 ) -> None:
-    change(tmp_path)
-    before = snapshot(tmp_path)
+    change(folder)
+    before = snapshot(folder)
     with pytest.raises(rx.ResumeError, match=words) as caught:
-        wanted(tmp_path)
+        wanted(folder)
     assert "nothing was touched" in str(caught.value)
-    assert snapshot(tmp_path) == before
-    assert rx.status(tmp_path / "target").done == STOPPED_AFTER
-    again = wanted(tmp_path, mode="overwrite", max_mem="1MB")
-    assert_exact(again.execute(), zarr.open_array(tmp_path / "source", mode="r"))
+    assert snapshot(folder) == before
+    assert rx.status(folder / "target").done == STOPPED_AFTER
+    again = wanted(folder, mode="overwrite", max_mem="1MB")
+    assert_exact(again.execute(), zarr.open_array(folder / "source", mode="r"))
 
 
-EPOCHS: tuple[int, ...] = (64, 8, 8)
+EPOCHS: tuple[int, ...] = (32, 8, 8)
 
 
 def series_of(source: Any, folder: Path, mode: Any = "resume", **options: Any) -> rx.Rechunked:
     """A job of few tasks."""
     return rx.rechunk(
-        source, (64, 2, 2), "10kB", folder / "series", mode=mode, executor="serial", progress=False, **options
+        source, (32, 2, 2), "5kB", folder / "series", mode=mode, executor="serial", progress=False, **options
     )
 
 
-@pytest.mark.parametrize("layout", [{}, {"compressors": None}], ids=["zstd", "raw"])
-@pytest.mark.parametrize("kind", [*KINDS, "wrapped"], indirect=True)
-def test_a_source_in_any_store_that_was_rewritten_is_refused(
-    kind: Kind, layout: dict[str, Any], tmp_path: Path
-) -> None:
+LAYOUTS: dict[str, dict[str, Any]] = {"zstd": {}, "raw": {"compressors": None}}
+
+
+@pytest.mark.parametrize(
+    "kind, layout",
+    [
+        *((kind, "raw") for kind in (*KINDS, "wrapped")),
+        ("local", "zstd"),
+        ("memory", "zstd"),
+        *(pytest.param(kind, "zstd", marks=pytest.mark.long) for kind in ("wrapped", "s3", "obstore")),
+    ],
+    indirect=["kind"],
+)
+def test_a_source_in_any_store_that_was_rewritten_is_refused(kind: Kind, layout: str, tmp_path: Path) -> None:
     # The target was finished, and held both.
-    make_array(kind.written("source"), EPOCHS, (1, *EPOCHS[1:]), values=np.full(EPOCHS, 1, "f4"), **layout)
+    make_array(kind.written("source"), EPOCHS, (1, *EPOCHS[1:]), values=np.full(EPOCHS, 1, "f4"), **LAYOUTS[layout])
     stop_after(1, series_of(kind.at("source"), tmp_path, "fail"))
     series_of(kind.at("source"), tmp_path)  # nothing has changed yet
     zarr.open_array(kind.written("source"), mode="r+")[...] = 2
@@ -203,7 +227,7 @@ def test_changes_of_a_session_that_were_not_committed_are_told_from_others(tmp_p
         series_of(session, tmp_path)
 
 
-@pytest.mark.parametrize("chunks, stages", [((64, 2, 2), 2), ((8, 4, 4), 1)])
+@pytest.mark.parametrize("chunks, stages", [((32, 2, 2), 2), ((8, 4, 4), 1)])
 def test_a_change_that_resume_does_not_see_is_found_by_verification(
     chunks: tuple[int, ...], stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +237,7 @@ def test_a_change_that_resume_does_not_see_is_found_by_verification(
 
     def job(mode: Any) -> rx.Rechunked:
         return rx.rechunk(
-            array, chunks, "10kB", tmp_path / "series", mode=mode, executor="serial", verify=True, progress=False
+            array, chunks, "5kB", tmp_path / "series", mode=mode, executor="serial", verify=True, progress=False
         )
 
     first = job("fail")
@@ -242,55 +266,52 @@ WORDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("changed, words", WORDS, ids=[str(next(iter(changed.items()))) for changed, _ in WORDS])
-def test_other_words_are_refused_and_nothing_is_touched(
-    changed: dict[str, Any], words: str, tmp_path: Path, source: ZarrArray
-) -> None:
-    before = snapshot(tmp_path)
-    if "temp_store" in changed:
-        changed = {"temp_store": tmp_path / "elsewhere"}
-    with pytest.raises(rx.ResumeError, match=words):
-        wanted(tmp_path, **changed)
-    assert snapshot(tmp_path) == before
-    assert_exact(wanted(tmp_path).execute(), source)
+def test_other_words_are_refused_and_nothing_is_touched(folder: Path, source: ZarrArray) -> None:
+    before = snapshot(folder)
+    for changed, words in WORDS:
+        given = changed | ({"temp_store": folder / "elsewhere"} if "temp_store" in changed else {})
+        with pytest.raises(rx.ResumeError, match=words):
+            wanted(folder, **given)
+        assert snapshot(folder) == before, changed
+    assert_exact(wanted(folder).execute(), source)
 
 
-def test_another_source_of_the_same_form_is_refused(tmp_path: Path, source: ZarrArray) -> None:
-    other = make_array(tmp_path / "other", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
+def test_another_source_of_the_same_form_is_refused(folder: Path, source: ZarrArray) -> None:
+    other = make_array(folder / "other", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
     with pytest.raises(rx.ResumeError, match=r"source: .*/source then, .*/other now"):
         rx.rechunk(
-            other, (24, 4, 4), MAX_MEM, tmp_path / "target", temp_store=tmp_path / "temp", mode="resume", progress=False
+            other, (24, 4, 4), MAX_MEM, folder / "target", temp_store=folder / "temp", mode="resume", progress=False
         )
 
 
-@pytest.mark.parametrize("make", [ThreadsExecutor, ProcessesExecutor, lambda _: "serial"])
-def test_another_executor_goes_on(make: Callable[[int], Any], tmp_path: Path, source: ZarrArray) -> None:
-    job = wanted(tmp_path, executor=make(1))
+@pytest.mark.parametrize("make", [ThreadsExecutor, ProcessesExecutor])
+def test_another_executor_goes_on(make: Callable[[int], Any], folder: Path, source: ZarrArray) -> None:
+    job = wanted(folder, executor=make(1))
     assert_exact(job.execute(), source)
     assert job.report is not None
     assert job.report.tasks == FIRST + SECOND - STOPPED_AFTER
 
 
 def test_a_job_that_another_call_has_gone_on_with_since_it_was_planned_is_not_run_twice(
-    tmp_path: Path, source: ZarrArray
+    folder: Path, source: ZarrArray
 ) -> None:
-    late = wanted(tmp_path)
-    assert_exact(wanted(tmp_path).execute(), source)
-    before = snapshot(tmp_path / "target" / "c")
+    late = wanted(folder)
+    assert_exact(wanted(folder).execute(), source)
+    before = snapshot(folder / "target" / "c")
     with pytest.raises(rx.ResumeError, match="since then another one was begun"):
         late.execute()
-    assert snapshot(tmp_path / "target" / "c") == before
-    assert rx.status(tmp_path / "target").state == "finished"
+    assert snapshot(folder / "target" / "c") == before
+    assert rx.status(folder / "target").state == "finished"
 
 
-def test_a_target_that_was_changed_since_is_refused(tmp_path: Path, source: ZarrArray) -> None:
-    path = tmp_path / "target" / "zarr.json"
+def test_a_target_that_was_changed_since_is_refused(folder: Path, source: ZarrArray) -> None:
+    path = folder / "target" / "zarr.json"
     document = json.loads(path.read_text())
     document["chunk_grid"]["configuration"]["chunk_shape"] = [12, 4, 4]
     path.write_text(json.dumps(document))
     with pytest.raises(rx.ResumeError, match="it was changed since: its chunk_grid"):
-        wanted(tmp_path).execute()
-    assert rx.status(tmp_path / "target").state == "unfinished"
+        wanted(folder).execute()
+    assert rx.status(folder / "target").state == "unfinished"
 
 
 def test_intermediates_of_another_job_that_had_the_same_name_are_not_taken_for_its_own(tmp_path: Path) -> None:
@@ -387,32 +408,30 @@ def test_replacing_an_unfinished_job_leaves_none_of_its_intermediates(changed: d
 
 
 def test_intermediates_elsewhere_of_a_job_that_is_replaced_are_named(
-    tmp_path: Path, source: ZarrArray, caplog: pytest.LogCaptureFixture
+    folder: Path, source: ZarrArray, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_exact(begun_beside(tmp_path, "target", "overwrite").execute(), source)
-    (left,) = (tmp_path / "temp").iterdir()
+    assert_exact(begun_beside(folder, "target", "overwrite").execute(), source)
+    (left,) = (folder / "temp").iterdir()
     assert str(left) in caplog.text
 
 
-def test_an_unfinished_target_is_no_source(tmp_path: Path, source: ZarrArray) -> None:
-    before = snapshot(tmp_path)
+def test_an_unfinished_target_is_no_source(folder: Path, source: ZarrArray) -> None:
+    before = snapshot(folder)
     with pytest.raises(rx.StorageError, match=r"a source must be whole; .*target is unfinished: .*mode='resume'"):
-        rx.rechunk(tmp_path / "target", (4, 4, 4), "1MB", tmp_path / "copy")
-    assert snapshot(tmp_path) == before
-    wanted(tmp_path).execute()
-    copy = rx.rechunk(tmp_path / "target", (4, 4, 4), "1MB", tmp_path / "copy", progress=False).execute()
+        rx.rechunk(folder / "target", (4, 4, 4), "1MB", folder / "copy")
+    assert snapshot(folder) == before
+    wanted(folder).execute()
+    copy = rx.rechunk(folder / "target", (4, 4, 4), "1MB", folder / "copy", progress=False).execute()
     assert_exact(copy, source)
 
 
-def test_a_finished_target_that_was_damaged_is_found_by_a_resume_that_verifies(
-    tmp_path: Path, source: ZarrArray
-) -> None:
-    wanted(tmp_path, verify=True).execute()
-    again = wanted(tmp_path, verify=True)
+def test_a_finished_target_that_was_damaged_is_found_by_a_resume_that_verifies(folder: Path, source: ZarrArray) -> None:
+    wanted(folder, verify=True).execute()
+    again = wanted(folder, verify=True)
     assert_exact(again.execute(), source)
     assert again.report is not None
     assert again.report.tasks == 0
-    (tmp_path / "target" / "c" / "0" / "3" / "2").unlink()
+    (folder / "target" / "c" / "0" / "3" / "2").unlink()
     with pytest.raises(rx.RechunkError, match=r"1 of 30 boxes differ.*\(0, 12, 8\).*mode='overwrite'"):
-        wanted(tmp_path, verify=True).execute()
-    assert_exact(wanted(tmp_path, mode="overwrite", verify=True).execute(), source)
+        wanted(folder, verify=True).execute()
+    assert_exact(wanted(folder, mode="overwrite", verify=True).execute(), source)

@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zarr
 
 import rechunk_exec as rx
-from tests.faults.test_changes import STOPPED_AFTER, wanted
-from tests.faults.test_unfinished import FIRST, SECOND, SHAPE
-from tests.jobs import ZarrArray, assert_exact, make_array, snapshot, stop_after
+from tests.faults.kept import Kept
+from tests.faults.test_changes import STOPPED_AFTER, folder, source, stopped, wanted
+from tests.faults.test_unfinished import FIRST, SECOND
+from tests.jobs import ZarrArray, assert_exact, snapshot, tasks_run
+
+__all__ = ["folder", "source", "stopped"]
 
 TASKS = FIRST + SECOND
 HUGE = 10**30
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> ZarrArray:
-    array = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
-    stop_after(STOPPED_AFTER, wanted(tmp_path, mode="fail"))
-    return array
 
 
 def job_document(folder: Path) -> Path:
@@ -82,85 +77,110 @@ OF_RESULTS: dict[str, Callable[[str], str]] = {
 }
 
 
-def refused_or_run_again(path: Path, damage: Callable[[str], str], folder: Path, source: ZarrArray) -> str:
-    """Damage a document and resume: either is refused with nothing written, or ends exactly. Return which."""
+def damage_document(path: Path, damage: Callable[[str], str]) -> None:
     path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
-    before = snapshot(folder)
+
+
+def assert_refused(path: Path, damage: Callable[[str], str], folder: Path) -> None:
+    """Damage a document and resume: that is refused with nothing written. The document is whole again then."""
+    whole = path.read_bytes()
+    damage_document(path, damage)
     try:
-        job = wanted(folder)
-        job.execute()
-    except rx.ResumeError as error:
-        assert "mode='overwrite'" in str(error)
+        before = snapshot(folder)
+        with pytest.raises(rx.ResumeError, match="mode='overwrite'"):
+            wanted(folder).execute()
         after = snapshot(folder)
-        assert after.keys() == before.keys()
-        assert {name: content for name, (_, content) in after.items()} == {
-            name: content for name, (_, content) in before.items()
-        }
-        assert_exact(wanted(folder, mode="overwrite").execute(), source)
-        return "refused"
-    assert_exact(zarr.open_array(folder / "target", mode="r"), source)
-    assert job.report is not None
-    assert job.report.tasks >= TASKS - STOPPED_AFTER
-    return "run again"
+    finally:
+        path.write_bytes(whole)
+    assert after.keys() == before.keys()
+    assert {name: content for name, (_, content) in after.items()} == {
+        name: content for name, (_, content) in before.items()
+    }
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, *OF_JOB])
-def test_a_damaged_record_of_the_job_is_refused(damage: str, tmp_path: Path, source: ZarrArray) -> None:
-    kind = {**DAMAGES, **OF_JOB}[damage]
-    assert refused_or_run_again(job_document(tmp_path), kind, tmp_path, source) == "refused"
+OF_RECORD = {**DAMAGES, **OF_JOB}
+OF_DONE = {**DAMAGES, **OF_RESULTS}
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, *OF_RESULTS])
-def test_damaged_results_are_refused(damage: str, tmp_path: Path, source: ZarrArray) -> None:
-    kind = {**DAMAGES, **OF_RESULTS}[damage]
-    assert refused_or_run_again(results_document(tmp_path), kind, tmp_path, source) == "refused"
+@pytest.mark.parametrize("damage", OF_RECORD)
+def test_a_damaged_record_of_the_job_is_refused(damage: str, stopped: Kept) -> None:
+    assert_refused(job_document(stopped.folder), OF_RECORD[damage], stopped.folder)
 
 
-def test_empty_results_from_a_power_cut_are_run_again(tmp_path: Path, source: ZarrArray) -> None:
-    assert refused_or_run_again(results_document(tmp_path), lambda _: "", tmp_path, source) == "run again"
+@pytest.mark.parametrize("damage", OF_DONE)
+def test_damaged_results_are_refused(damage: str, stopped: Kept) -> None:
+    assert_refused(results_document(stopped.folder), OF_DONE[damage], stopped.folder)
 
 
-def test_an_empty_record_of_the_job_is_refused(tmp_path: Path, source: ZarrArray) -> None:
-    assert refused_or_run_again(job_document(tmp_path), lambda _: "", tmp_path, source) == "refused"
+OFTEN = ("truncated", "no text", "very deep", "another version", "a path for a name", "a huge region")
 
 
-@pytest.mark.parametrize("stage, index", [(0, 99), (7, 0), (1, 2**62)])
+@pytest.mark.parametrize(
+    "damage", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in OF_RECORD]
+)
+def test_a_job_with_a_damaged_record_is_replaced(damage: str, folder: Path, source: ZarrArray) -> None:
+    damage_document(job_document(folder), OF_RECORD[damage])
+    assert_exact(wanted(folder, mode="overwrite", max_mem="1MB").execute(), source)
+
+
+@pytest.mark.parametrize(
+    "damage", [name if name in OFTEN[:2] else pytest.param(name, marks=pytest.mark.long) for name in OF_DONE]
+)
+def test_a_job_with_damaged_results_is_replaced(damage: str, folder: Path, source: ZarrArray) -> None:
+    damage_document(results_document(folder), OF_DONE[damage])
+    assert_exact(wanted(folder, mode="overwrite", max_mem="1MB").execute(), source)
+
+
+def test_empty_results_from_a_power_cut_are_run_again(folder: Path, source: ZarrArray) -> None:
+    results_document(folder).write_text("")
+    job = wanted(folder)
+    assert_exact(job.execute(), source)
+    assert TASKS - STOPPED_AFTER < tasks_run(job) <= TASKS
+
+
+def test_an_empty_record_of_the_job_is_refused(folder: Path, source: ZarrArray) -> None:
+    assert_refused(job_document(folder), lambda _: "", folder)
+    job_document(folder).write_text("")
+    assert_exact(wanted(folder, mode="overwrite", max_mem="1MB").execute(), source)
+
+
+@pytest.mark.parametrize("stage, index", [(0, 99), (7, 2**62)])
 def test_results_of_tasks_that_there_are_not_count_for_nothing(
-    stage: int, index: int, tmp_path: Path, source: ZarrArray
+    stage: int, index: int, folder: Path, source: ZarrArray
 ) -> None:
     def change(document: Any) -> None:
         for name, column in document["columns"].items():
             column.append({"stage": stage, "index": index}.get(name, column[-1]))
 
-    path = results_document(tmp_path)
+    path = results_document(folder)
     path.write_text(edited(change)(path.read_text()))
-    assert rx.status(tmp_path / "target").done == STOPPED_AFTER
-    job = wanted(tmp_path)
+    assert rx.status(folder / "target").done == STOPPED_AFTER
+    job = wanted(folder)
     assert_exact(job.execute(), source)
     assert job.report is not None
     assert job.report.tasks == TASKS - STOPPED_AFTER
 
 
-def test_results_that_claim_too_much_are_not_believed(tmp_path: Path, source: ZarrArray) -> None:
+def test_results_that_claim_too_much_are_not_believed(folder: Path, source: ZarrArray) -> None:
     def claims_all(document: Any) -> None:
         columns = document["columns"]
         for index in range(SECOND):
             for name, column in columns.items():
                 column.append({"stage": 1, "index": index}.get(name, column[-1]))
 
-    path = results_document(tmp_path)
+    path = results_document(folder)
     path.write_text(edited(claims_all)(path.read_text()))
-    assert_exact(wanted(tmp_path).execute(), source)
+    assert_exact(wanted(folder).execute(), source)
 
 
-def test_random_bytes_in_any_document_never_give_a_wrong_array(tmp_path: Path, source: ZarrArray, long: bool) -> None:
+def test_random_bytes_in_any_document_never_give_a_wrong_array(folder: Path, source: ZarrArray, long: bool) -> None:
     chance = random.Random(8)
-    paths = sorted((tmp_path / "target" / ".rechunk_exec").rglob("*.json"))
-    whole = {path: path.read_bytes() for path in (tmp_path / "target").rglob("*") if path.is_file()}
-    temp = {path: path.read_bytes() for path in (tmp_path / "temp").rglob("*") if path.is_file()}
-    for _ in range(400 if long else 20):
-        for folder in (tmp_path / "target", tmp_path / "temp"):
-            for path in folder.rglob("*"):
+    paths = sorted((folder / "target" / ".rechunk_exec").rglob("*.json"))
+    whole = {path: path.read_bytes() for path in (folder / "target").rglob("*") if path.is_file()}
+    temp = {path: path.read_bytes() for path in (folder / "temp").rglob("*") if path.is_file()}
+    for _ in range(400 if long else 15):
+        for place in (folder / "target", folder / "temp"):
+            for path in place.rglob("*"):
                 if path.is_file() and path not in whole and path not in temp:
                     path.unlink()
         for path, content in {**whole, **temp}.items():
@@ -172,31 +192,31 @@ def test_random_bytes_in_any_document_never_give_a_wrong_array(tmp_path: Path, s
             damaged[chance.randrange(len(damaged))] = chance.randrange(256)
         path.write_bytes(damaged)
         try:
-            target = wanted(tmp_path).execute()
+            target = wanted(folder).execute()
         except rx.ResumeError:
             continue
         assert_exact(target, source)
 
 
-def test_a_damaged_end_of_a_job_is_told(tmp_path: Path, source: ZarrArray) -> None:
-    wanted(tmp_path).execute()
-    path = tmp_path / "target" / ".rechunk_exec" / "finished.json"
+def test_a_damaged_end_of_a_job_is_told(folder: Path, source: ZarrArray) -> None:
+    wanted(folder).execute()
+    path = folder / "target" / ".rechunk_exec" / "finished.json"
     path.write_text(path.read_text()[:-5])
-    for call in (lambda: rx.status(tmp_path / "target"), lambda: wanted(tmp_path).execute()):
+    for call in (lambda: rx.status(folder / "target"), lambda: wanted(folder).execute()):
         with pytest.raises(rx.ResumeError, match="its document 'finished' is not"):
             call()
     path.write_text("")  # a power cut: the job is looked at again
-    job = wanted(tmp_path)
+    job = wanted(folder)
     assert_exact(job.execute(), source)
     assert job.report is not None
     assert job.report.tasks == 0
-    assert rx.status(tmp_path / "target").state == "finished"
+    assert rx.status(folder / "target").state == "finished"
 
 
-def test_a_damaged_note_of_a_failure_is_told(tmp_path: Path, source: ZarrArray) -> None:
-    place = results_document(tmp_path).parents[1] / "failed"
+def test_a_damaged_note_of_a_failure_is_told(folder: Path, source: ZarrArray) -> None:
+    place = results_document(folder).parents[1] / "failed"
     place.mkdir()
     (place / "1-3.json").write_text("{")
     with pytest.raises(rx.ResumeError, match="1-3"):
-        rx.status(tmp_path / "target")
-    assert_exact(wanted(tmp_path).execute(), source)
+        rx.status(folder / "target")
+    assert_exact(wanted(folder).execute(), source)

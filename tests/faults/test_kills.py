@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,53 @@ from rechunk_exec.storage import removal
 from tests.conftest import Needs
 from tests.faults.driver import tasks_begun
 from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, PATIENCE_S, Figures, Killing, Scene, run_jobs
-from tests.jobs import make_array
+from tests.jobs import make_array, tasks_run
 from tests.values import position_values, same_bits
+
+
+@dataclass(frozen=True)
+class Few:
+    """How few kills are enough of an executor, which ones by the seed, and of which of the jobs that take turns."""
+
+    kills: int
+    seed: int
+    first: int = 0
+    workers: int = 2
+
+
+FEW = {
+    # Three stages: SIGTERM, the driver alone; over another array: all while it starts, Ctrl-C.
+    "serial": Few(4, seed=108, first=2),
+    # In pieces, over another array: Ctrl-C while it starts, the driver alone.
+    "threads": Few(2, seed=23, first=1),
+    # The same: the driver alone, a worker.
+    "processes": Few(2, seed=80, first=1),
+    # All, a worker.
+    "dask": Few(2, seed=49, workers=1),
+}
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, long: bool, needs: Needs) -> None:
     if executor == "dask":
         needs("distributed")
-    figures = Figures()
-    run_jobs(tmp_path, (executor,), 35 if long else 4, 11, figures)
+    figures, few = Figures(), FEW[executor]
+    if long:
+        run_jobs(tmp_path, (executor,), 35, 11, figures)
+    else:
+        run_jobs(tmp_path, (executor,), few.kills, few.seed, figures, first=few.first, workers=few.workers)
     print(figures)
     assert figures.rerun_although_done == 0
-    assert sum(figures.kills.values()) >= 4
+    assert sum(figures.kills.values()) >= few.kills
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_killed_in_three_stages_and_resumed(executor: str, tmp_path: Path, long: bool, needs: Needs) -> None:
+def test_killed_in_three_stages_and_resumed(executor: str, tmp_path: Path, needs: Needs) -> None:
     if executor == "dask":
         needs("distributed")
     figures = Figures()
-    Killing(Scene(tmp_path, executor, form="three stages"), random.Random(17), figures).run(12 if long else 3)
+    Killing(Scene(tmp_path, executor, form="three stages"), random.Random(17), figures).run(12)
     assert figures.rerun_although_done == 0
 
 
@@ -60,16 +86,25 @@ def test_an_end_on_request_loses_no_task_that_was_done_and_tells_how_to_go_on(ai
     begun, known = set(tasks_begun(scene.log)), scene.journalled()
     assert known <= begun
     assert len(begun - known) <= 2, "only what was running is to be run again"
-    scene.order = replace(scene.order, seconds=0.0)
-    Killing(scene, random.Random(0), Figures()).run(0)
+    assert run_here(scene) == scene.tasks - len(known)
+    scene.check_finished()
+
+
+def run_here(scene: Scene) -> int:
+    """Run a job, or the rest of it, in this process; return how many tasks that took."""
+    words = scene.order.exact_options() | {"executor": "serial", "mode": "resume", "progress": False}
+    job = rx.rechunk(scene.source, CHUNKS, MAX_MEM, scene.target, temp_store=scene.temp, **words)
+    job.execute()
+    return tasks_run(job)
 
 
 def test_a_finished_job_is_not_begun_again(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "serial", seconds=0.0)
-    for tasks in (scene.tasks, 0):
-        output, errors = scene.start().communicate(timeout=PATIENCE_S)
-        assert json.loads(output.splitlines()[-1])["tasks"] == tasks, errors
-        scene.check_finished()
+    assert run_here(scene) == scene.tasks
+    scene.check_finished()
+    output, errors = scene.start().communicate(timeout=PATIENCE_S)
+    assert json.loads(output.splitlines()[-1])["tasks"] == 0, errors
+    scene.check_finished()
 
 
 def await_begun(scene: Scene, count: int, alive: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -75,44 +76,49 @@ def test_requests_that_fail_and_answers_cut_short(layout: str, how: tuple[Any, s
 
 THREE_STAGES = replace(rx.CostModel.object(), operation_s=5.0)
 """Operations so slow that three stages save more of them than they cost, and each task writes one object."""
-ROOM = 2 * 130 * 120 * 4
-"""For two intermediates, and no third."""
+LONG, LONGER = (66, 60), (130, 120)
+"""Shapes of arrays that are copied in three stages; the latter where they are in shards."""
 
 
-def in_three_stages(store: FaultyStore, max_mem: str = "5kB", **options: Any) -> rx.Rechunked:
-    job = rechunk(store, ((130, 1), max_mem), cost_model=THREE_STAGES, max_temp_bytes=ROOM, **options)
+def in_three_stages(
+    store: FaultyStore, shape: tuple[int, int] = LONG, max_mem: str = "4kB", **options: Any
+) -> rx.Rechunked:
+    room = 2 * math.prod(shape) * 4  # for two intermediates, and no third
+    job = rechunk(store, ((shape[0], 1), max_mem), cost_model=THREE_STAGES, max_temp_bytes=room, **options)
     assert [stage.chunk == stage.write_unit for stage in job.plan.stages] == [False, False, True]
     return job
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_every_third_request_fails_and_objects_show_late_in_three_stages(sharded: bool) -> None:
     content = MemoryStore({})
-    shards: dict[str, Any] = {"chunks": (1, 30), "shards": (1, 120)} if sharded else {"chunks": (1, 120)}
-    make_array(content, (130, 120), name="source", **shards)
+    shape = LONGER if sharded else LONG
+    shards: dict[str, Any] = {"chunks": (1, 30), "shards": (1, 120)} if sharded else {"chunks": (1, 60)}
+    make_array(content, shape, name="source", **shards)
     store = FaultyStore(content, Faults(seed=13, fails=1 / 3, truncates=0.1, hides_s=0.05))
     with retry_policy(replace(QUICK, tries=30)):
-        job = in_three_stages(store, "12kB" if sharded else "5kB", executor="serial")
+        job = in_three_stages(store, shape, "12kB" if sharded else "4kB", executor="serial")
         job.execute()
     exact(content)
     assert job.report is not None
     assert job.report.retries == 0, "no task is run again for it"
-    assert store.seen.failed > 300
-    assert store.seen.truncated > 20
+    print(store.seen.failed, store.seen.truncated, store.seen.hidden)
+    assert store.seen.failed > 100
+    assert store.seen.truncated > 8
     assert store.seen.hidden > 0
 
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_an_object_of_pieces_that_is_lost_in_the_middle_is_an_error_and_resume_makes_it_again(stage: int) -> None:
     content = MemoryStore({})
-    source = make_array(content, (130, 120), (1, 120), name="source")
-    store = FaultyStore(content, Faults(loses=f"temp-{stage}/c/3/0"))
+    source = make_array(content, LONG, (1, 60), name="source")
+    store = FaultyStore(content, Faults(loses=f"temp-{stage}/c/1/0"))
     with retry_policy(RetryPolicy(tries=3, first_wait_s=0.001)):
-        with pytest.raises(rx.TaskError, match=rf"temp-{stage}/c/3/0 .*not there; it was tried 3 times") as failed:
+        with pytest.raises(rx.TaskError, match=rf"temp-{stage}/c/1/0 .*not there; it was tried 3 times") as failed:
             in_three_stages(store, executor="serial").execute()
         assert failed.value.stage == stage
         store.faults = Faults()
-        (key,) = [key for key in content._store_dict if key.endswith(f"temp-{stage}/c/3/0")]
+        (key,) = [key for key in content._store_dict if key.endswith(f"temp-{stage}/c/1/0")]
         del content._store_dict[key]
         again = in_three_stages(store, executor="serial", mode="resume")
         assert_exact(again.execute(), source)
@@ -135,7 +141,7 @@ def test_worker_processes_have_faults_of_their_own(tmp_path: Path) -> None:
     content = LocalStore(tmp_path)
     source_in(content)
     store = FaultyStore(content, Faults(seed=5, fails=0.1, truncates=0.1))
-    with ProcessesExecutor(2) as pool:
+    with ProcessesExecutor(1) as pool:
         job = rechunk(pickle.loads(pickle.dumps(store)), TWO, pool)
         job.execute()
     assert_exact(zarr.open_array(content, path="target"), zarr.open_array(content, path="source"))

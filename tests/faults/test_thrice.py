@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,23 @@ def each_thrice(tasks: Iterable[rx.CopyTask], chance: random.Random) -> list[rx.
     return twice
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_task_three_times_two_at_a_time(target: str, tmp_path: Path) -> None:
+def test_every_task_three_times_two_at_a_time(target: str, tmp_path: Path, pool: ProcessPoolExecutor) -> None:
     source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
     log = tmp_path / "log"
     log.mkdir()
     copy = SlowCopy(str(log), 0.002)
 
     def staged_copy(stages: Sequence[Any]) -> None:
-        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-            for stage in stages:
-                results = list(pool.map(copy, each_thrice(stage, random.Random(6))))
-                assert Counter(result.index for result in results) == dict.fromkeys(range(len(stage)), 3)
+        for stage in stages:
+            results = list(pool.map(copy, each_thrice(stage, random.Random(6))))
+            assert Counter(result.index for result in results) == dict.fromkeys(range(len(stage)), 3)
 
     job = rx.rechunk(
         source, (24, 4, 4), 12_000, tmp_path / "target", executor=staged_copy, progress=False, **TARGETS[target]

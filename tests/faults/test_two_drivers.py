@@ -117,14 +117,14 @@ def test_of_two_drivers_one_writes_or_none(kind: str, tmp_path: Path, source: Za
         folder = tmp_path / f"target-{number}"
         return folder if kind == "disk" else lockless(folder)
 
-    counts = run_rounds(source, fresh, 300 if long else 15, 3)
+    counts = run_rounds(source, fresh, 300 if long else 7, 3)
     print(kind, counts)
     assert counts["one"] > 0
 
 
 def test_of_two_drivers_on_an_object_store_one_writes_or_none(s3: Bucket, source: ZarrArray, long: bool) -> None:
     layouts = ((24, 12, 10), (12, 24, 10))
-    counts = run_rounds(source, lambda number: s3.url(f"target-{number}"), 100 if long else 5, 4, layouts)
+    counts = run_rounds(source, lambda number: s3.url(f"target-{number}"), 100 if long else 3, 4, layouts)
     print("s3", counts)
     assert counts["one"] + counts["both"] > 0
 
@@ -226,7 +226,7 @@ def test_a_claim_that_cannot_be_read_is_nobodys(text: str, tmp_path: Path, sourc
 # Drivers that sleep.
 
 
-@pytest.mark.parametrize("chunks", LAYOUTS)
+@pytest.mark.parametrize("chunks", [pytest.param(LAYOUTS[0], marks=pytest.mark.long), LAYOUTS[1]])
 def test_a_driver_that_slept_finds_that_another_has_taken_over_and_stops(
     chunks: tuple[int, ...], tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch, quick: None
 ) -> None:

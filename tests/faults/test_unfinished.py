@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import rechunk_exec as rx
-from tests.faults.kinds import Kind, kind
+from tests.faults.kinds import KINDS, Kind, kind
 from tests.jobs import ZarrArray, assert_exact, elements, make_array, stop_after, stored_objects, tasks_run
 from tests.values import same_bits
 
@@ -55,58 +55,59 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("count", [1, 7])
-def test_objects_of_the_target_that_are_damaged_are_made_again(
-    damage: str, count: int, tmp_path: Path, source: ZarrArray
-) -> None:
+def damage_in_each_way(place: Path, names: list[str]) -> None:
+    for name, damage in zip(names, DAMAGES.values(), strict=True):
+        damage(place / name)
+
+
+def test_objects_of_the_target_that_are_damaged_are_made_again(tmp_path: Path, source: ZarrArray) -> None:
     stop_after(FIRST + 20, job(source, tmp_path, "fail"))
     objects = stored_objects(tmp_path / "target")
     assert len(objects) == 20
-    for name in random.Random(1).sample(objects, count):
-        DAMAGES[damage](tmp_path / "target" / name)
+    damage_in_each_way(tmp_path / "target", random.Random(1).sample(objects, len(DAMAGES)))
     again = job(source, tmp_path)
     assert_exact(again.execute(), source)
     assert again.report is not None
-    assert again.report.tasks == SECOND - 20 + count, "what was whole was not made again, nor what is not read any more"
+    assert again.report.tasks == SECOND - 20 + len(DAMAGES), (
+        "what was whole was not made again, nor what is not read any more"
+    )
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_objects_of_an_intermediate_that_are_damaged_are_made_again(
-    damage: str, tmp_path: Path, source: ZarrArray
-) -> None:
+def test_objects_of_an_intermediate_that_are_damaged_are_made_again(tmp_path: Path, source: ZarrArray) -> None:
     stop_after(FIRST + 3, job(source, tmp_path, "fail"))
     objects = stored_objects(intermediate(tmp_path))
-    for name in random.Random(2).sample(objects, 2):
-        DAMAGES[damage](intermediate(tmp_path) / name)
+    assert len(objects) == FIRST, "each of another task"
+    damage_in_each_way(intermediate(tmp_path), random.Random(2).sample(objects, len(DAMAGES)))
     again = job(source, tmp_path)
     assert_exact(again.execute(), source)
     assert again.report is not None
     run = [result.stage for result in again.report.results]
-    assert 1 <= run.count(0) <= 2
+    assert run.count(0) == len(DAMAGES)
     assert run.count(1) == SECOND - 3
 
 
 def job_in(kind: Kind, source: ZarrArray, mode: Any = "resume", **options: Any) -> rx.Rechunked:
     """A job of few tasks, with target and intermediates in a store."""
-    options = {"max_mem": "40kB", "temp_store": kind.at("temp"), "executor": "serial", "progress": False} | options
-    return rx.rechunk(source, (64, 4, 4), target_store=kind.at("target"), mode=mode, **options)
+    options = {"max_mem": "20kB", "temp_store": kind.at("temp"), "executor": "serial", "progress": False} | options
+    return rx.rechunk(source, (32, 4, 4), target_store=kind.at("target"), mode=mode, **options)
 
 
 @pytest.fixture
 def small_source(tmp_path: Path) -> ZarrArray:
-    return make_array(tmp_path / "source", (64, 16, 16), (1, 16, 16))
+    return make_array(tmp_path / "source", (32, 16, 16), (1, 16, 16))
 
 
 STORED_DAMAGES = {"empty": lambda content: b"", "half": lambda content: content[: len(content) // 2], "deleted": None}
 
 
-def damage_stored(kind: Kind, key: str, damage: str) -> None:
-    change = STORED_DAMAGES[damage]
-    if change is None:
-        kind.delete(key)
-    else:
-        kind.put(key, change(kind.contents()[key]))
+def damage_stored(kind: Kind, keys: list[str]) -> None:
+    """Damage one object in each way."""
+    contents = kind.contents()
+    for key, change in zip(keys, STORED_DAMAGES.values(), strict=True):
+        if change is None:
+            kind.delete(key)
+        else:
+            kind.put(key, change(contents[key]))
 
 
 def objects_in(kind: Kind, folder: str) -> list[str]:
@@ -114,34 +115,48 @@ def objects_in(kind: Kind, folder: str) -> list[str]:
     return sorted(key for key in kind.contents() if key.startswith(folder) and "/c/" in key)
 
 
-@pytest.mark.parametrize("damage", STORED_DAMAGES)
-def test_a_shard_of_a_target_in_any_store_that_is_damaged_is_made_again(
-    damage: str, kind: Kind, small_source: ZarrArray
-) -> None:
+def test_a_shard_of_a_target_in_any_store_that_is_damaged_is_made_again(kind: Kind, small_source: ZarrArray) -> None:
     # Resume had nothing to do, and said that it was finished.
-    options = {"max_mem": "100kB", "target_shards": (64, 8, 8)}
+    options = {"max_mem": "40kB", "target_shards": (32, 8, 8), "cost_model": "object"}
     first = job_in(kind, small_source, "fail", **options)
     stop_after(first.plan.tasks, first)
-    damage_stored(kind, objects_in(kind, "target/")[0], damage)
+    shards = objects_in(kind, "target/")
+    assert len(shards) == len(first.stages[-1]) == 4
+    damage_stored(kind, shards[:3])
     again = job_in(kind, small_source, **options)
     assert_exact(again.execute(), small_source)
-    assert tasks_run(again) == 1
+    assert tasks_run(again) == 3
 
 
-@pytest.mark.parametrize("form", [{"cost_model": "object"}, {"temp_options": {"compressor": {"id": "lz4"}}}])
-@pytest.mark.parametrize("damage", STORED_DAMAGES)
+FORMS: dict[str, dict[str, Any]] = {
+    "pieces": {"cost_model": "object"},
+    "chunks": {"temp_options": {"compressor": {"id": "lz4"}}},
+}
+
+
+@pytest.mark.parametrize(
+    "kind, form",
+    [
+        *((kind, "pieces") for kind in KINDS),
+        *((kind, "chunks") for kind in ("local", "memory")),
+        *(pytest.param(kind, "chunks", marks=pytest.mark.long) for kind in ("s3", "obstore")),
+    ],
+    indirect=["kind"],
+)
 def test_objects_of_an_intermediate_in_any_store_that_are_damaged_are_made_again(
-    damage: str, form: dict[str, Any], kind: Kind, small_source: ZarrArray
+    form: str, kind: Kind, small_source: ZarrArray
 ) -> None:
     # Every resume read them, and failed.
-    first = job_in(kind, small_source, "fail", **form)
+    first = job_in(kind, small_source, "fail", **FORMS[form])
     tasks = len(first.stages[0]), len(first.stages[1])
     stop_after(tasks[0], first)
     objects = objects_in(kind, "temp/")
-    damage_stored(kind, objects[len(objects) // 2], damage)
-    again = job_in(kind, small_source, **form)
+    rows = {key.split("/c/")[1].split("/")[0]: key for key in objects}
+    assert len(rows) == tasks[0], "each of another task"
+    damage_stored(kind, list(rows.values())[-3:])
+    again = job_in(kind, small_source, **FORMS[form])
     assert_exact(again.execute(), small_source)
-    assert tasks_run(again) == 1 + tasks[1]
+    assert tasks_run(again) == 3 + tasks[1]
     assert not objects_in(kind, "temp/")
 
 
@@ -170,10 +185,17 @@ def whole_store(place: Path) -> None:
     shutil.rmtree(place.parents[1])
 
 
-@pytest.mark.parametrize("loss", [some, metadata_document, chunks, folder_of_it, folder_above, whole_store])
-@pytest.mark.parametrize("done", [5, FIRST, FIRST + 1, FIRST + SECOND - 1])
+LOSSES = (some, metadata_document, chunks, folder_of_it, folder_above, whole_store)
+REMOVED = [
+    *((loss, FIRST + 1) for loss in LOSSES),
+    *((loss, done) for loss in (some, whole_store) for done in (5, FIRST + SECOND - 1)),
+]
+"""What is lost, and how many tasks were done then: all in the midst of the second stage, some before and at its end."""
+
+
+@pytest.mark.parametrize("loss, done", REMOVED)
 def test_an_intermediate_that_somebody_removed_is_made_again(
-    done: int, loss: Callable[[Path], None], tmp_path: Path, source: ZarrArray
+    loss: Callable[[Path], None], done: int, tmp_path: Path, source: ZarrArray
 ) -> None:
     stop_after(done, job(source, tmp_path, "fail"))
     loss(intermediate(tmp_path))
@@ -225,6 +247,7 @@ def test_groups_above_a_target_that_a_kill_left_out_are_made(
     assert same_bits(elements(group["layers"]["a"]), elements(source))
 
 
+@pytest.mark.long  # tests/test_preparation.py shows it
 def test_a_package_that_is_on_the_path_and_not_installed_works(
     tmp_path: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.digest import grid_digests
 from rechunk_exec.errors import BudgetError, PlanError
-from rechunk_exec.executors import ThreadsExecutor, WorkerShape
+from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor, WorkerShape
 from rechunk_exec.storage import open_array
 from rechunk_exec.tasks import ArrayRef, Stage
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_arrays
@@ -53,12 +53,12 @@ def boxes_of(report: VerifyReport) -> list[tuple[Shape, Shape]]:
     return [(box.start, box.stop) for box in report.differing]
 
 
-@pytest.mark.parametrize("most", [1, 3, 10, 79, 80, 10**6])
+@pytest.mark.parametrize("most", [1, 10, 79, 80])
 def test_differences_are_found_in_their_write_units_however_coarse_the_first_pass(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rechunk_exec.verification.compare._MOST_BOXES", most)
-    for changed in ([], [(0, 0, 0)], [(5, 39, 49)], [(0, 13, 7), (3, 13, 6), (2, 14, 6), (1, 36, 48)]):
+    for changed in ([], [(0, 0, 0), (5, 39, 49)], [(0, 13, 7), (3, 13, 6), (2, 14, 6), (1, 36, 48)]):
         report = verify_arrays(*pair(MemoryStore(), changed))
         assert boxes_of(report) == sorted({unit_of(index) for index in changed})
         assert report.boxes == 80
@@ -86,7 +86,7 @@ def test_only_coarse_boxes_that_differ_are_read_again(monkeypatch: pytest.Monkey
     st.sampled_from([1, 7, 20, 10**6]),
     st.sampled_from([None, 30_000, 60_000]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_changes_are_found_at_any_level_and_budget(changed: list[Shape], most: int, max_mem: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rechunk_exec.verification.compare._MOST_BOXES", most)
@@ -113,12 +113,13 @@ def test_executors_here(make_executor: Callable[[], Any]) -> None:
 def test_worker_processes_and_foreign_pools(tmp_path: Path) -> None:
     source, target = pair(tmp_path, [(2, 20, 20)])
     (tmp_path / "target/c/0/0/0").write_bytes(b"torn")
-    report = verify_arrays(source, target, VerifyOptions(executor="processes"))
+    with ProcessesExecutor(1) as pool:
+        report = verify_arrays(source, target, VerifyOptions(executor=pool))
     assert report.executor == "processes"
     assert boxes_of(report) == [unit_of((0, 0, 0)), unit_of((2, 20, 20))]
     assert [bool(box.reason) for box in report.differing] == [True, False]
-    with ThreadPoolExecutor(2) as pool:
-        assert verify_arrays(source, target, VerifyOptions(executor=pool)).differing == report.differing
+    with ThreadPoolExecutor(2) as threads:
+        assert verify_arrays(source, target, VerifyOptions(executor=threads)).differing == report.differing
 
 
 def test_live_stores_are_compared_here_and_the_report_says_so() -> None:
@@ -150,8 +151,11 @@ def test_large_chunks_are_read_in_bands_or_parts(
         verify_arrays(source, target)
 
 
-@pytest.mark.parametrize("compressors", [None, BLOSC, ZstdCodec()], ids=str)
-@pytest.mark.parametrize("shape", [SHAPE, (5, 39, 47)], ids=str)
+@pytest.mark.parametrize(
+    "shape, compressors",
+    [(SHAPE, BLOSC), *(((5, 39, 47), compressors) for compressors in (None, BLOSC, ZstdCodec()))],
+    ids=str,
+)
 def test_the_least_memory_is_named_and_does(shape: Shape, compressors: Any, tmp_path: Path) -> None:
     values = position_values(shape, "f4")
     source = make(tmp_path, shape, (1, 40, 50), "f4", path="source", values=values, compressors=compressors)
@@ -194,7 +198,7 @@ class WideThreads(ThreadsExecutor):
         return WorkerShape(workers=1, tasks_per_worker=2, cores_per_worker=8, elastic=True)
 
 
-@pytest.mark.parametrize("fits", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("fits", [1, 3, 8])
 def test_no_more_pieces_are_held_than_fit(fits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = pair(tmp_path)
     arrays = [(ref, open_array(ref, read_only=True)) for ref in (source, target)]
@@ -263,8 +267,13 @@ def test_what_is_no_share_is_refused(sample: Any) -> None:
         VerifyOptions(sample=sample)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "deleted", "flipped", "empty", "folder"])
-@pytest.mark.parametrize("most", [1, 10**6])
+@pytest.mark.parametrize(
+    "damage, most",
+    [
+        *((damage, 1) for damage in ("truncated", "deleted", "flipped", "empty", "folder")),
+        *((damage, 10**6) for damage in ("truncated", "flipped")),
+    ],
+)
 def test_each_damaged_shard_is_found_alone(
     damage: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
