@@ -94,7 +94,8 @@ TestReversed = contract_of_an_example()
 
 @pytest.mark.usefixtures("frame")
 @pytest.mark.long  # the class is among the tests here
-def test_the_contract_of_an_example_in_a_project_of_its_own(tmp_path: Path) -> None:
+def test_the_contract_of_an_example_in_a_project_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # which may hold options of the tests here
     (contract,) = set(BLOCKS) - set(EXAMPLES)
     (tmp_path / "mine.py").write_text(EXAMPLES[-1])
     (tmp_path / "test_mine.py").write_text(contract)
