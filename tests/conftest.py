@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -107,21 +107,19 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what must not run beside other tests; leave out what takes long or has run on another interpreter."""
+    """Mark what takes long and what must not run beside others; leave out the first, and what has run elsewhere."""
     once = ONCE if os.environ.get("RECHUNK_EXEC_AGAIN") else ()
-    long = config.getoption("--long")
-    left_out = {item for item in items if item.nodeid.startswith(once) or (is_long(item) and not long)}
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    left_out = set()
     for item in items:
+        # What a class inherits it cannot mark, so it names it.
+        if getattr(item, "originalname", None) in getattr(getattr(item, "cls", None), "long", ()):
+            item.add_marker("long")
         if item.get_closest_marker("memory") or item.get_closest_marker("serial"):
             item.add_marker("alone")
-
-
-def is_long(item: pytest.Item) -> bool:
-    """Whether a test shows once more, and dearly, what others show: so it, or its class for what it inherits, says."""
-    inherited: Container[str] = getattr(getattr(item, "cls", None), "long", ())
-    return item.get_closest_marker("long") is not None or getattr(item, "originalname", None) in inherited
+        if item.nodeid.startswith(once) or (item.get_closest_marker("long") and not config.getoption("--long")):
+            left_out.add(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture
