@@ -1,6 +1,7 @@
 """The main job against its rivals: one run, fresh processes, seconds and peak memory. Run by hand; asserts nothing.
 
     python tests/benchmarks/frame.py [--folder DIR] [--layout blocks|epochs|both|staged] [--max-mem 2GB] [--rounds 3]
+                                      [--epochs 128]
 
 A cube of 128 epochs of 2048 x 2048 float32 (smooth deformation, noise with 12 mantissa bits zeroed, NaN mask; Blosc
 zstd-3 bitshuffle) goes from chunks (1, 1024, 1024) or (1, 2048, 2048) to shards (128, 256, 256) of chunks
@@ -56,15 +57,18 @@ def main() -> None:
     parser.add_argument("--layout", choices=[*LAYOUTS, "both"], default="both")
     parser.add_argument("--max-mem", default="2GB")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=SHAPE[0], help="16.8 MB each; what it costs to start weighs less")
     parser.add_argument("--only", help="contenders whose name contains this text")
     parser.add_argument("--one", nargs=2, metavar=("CONTENDER", "LAYOUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(run_one(options.one[0], options.folder, options.one[1], options.max_mem)))
+        name, layout = options.one
+        source = cube_path(options.folder, layout, options.epochs)
+        print(json.dumps(run_one(name, source, options.max_mem)))
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     for layout in ("blocks", "epochs") if options.layout == "both" else [options.layout]:
-        make_cube(options.folder, layout)
+        make_cube(options.folder, layout, options.epochs)
         compare(options, layout)
 
 
@@ -75,15 +79,16 @@ def compare(options: argparse.Namespace, layout: str) -> None:
         for name in names:
             touch_memory()
             command = [sys.executable, __file__, "--folder", str(options.folder), "--max-mem", options.max_mem]
-            done = subprocess.run([*command, "--one", name, layout], capture_output=True, text=True, check=False)
+            command += ["--epochs", str(options.epochs), "--one", name, layout]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 print(f"{name} failed: {done.stderr.strip().splitlines()[-1]}", file=sys.stderr)
                 continue
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
     limit = statistics.median(run["seconds"] for run in runs["limit"])
     print(
-        f"\n{layout}: source chunks {LAYOUTS[layout]}, max_mem {options.max_mem}, {options.rounds} rounds, "
-        f"{len(os.sched_getaffinity(0))} cores"
+        f"\n{layout}: source chunks {LAYOUTS[layout]}, {options.epochs} epochs, max_mem {options.max_mem}, "
+        f"{options.rounds} rounds, {len(os.sched_getaffinity(0))} cores"
     )
     print(f"{'':24}{'seconds':>9}{'x limit':>9}{'CPU s':>8}{'peak over idle':>16}  plan")
     for name, several in runs.items():
@@ -103,8 +108,8 @@ def contenders() -> dict[str, Callable[[Path, Path, str], str]]:
     return named
 
 
-def run_one(name: str, folder: Path, layout: str, max_mem: str) -> dict[str, Any]:
-    source, target = folder / f"{layout}.zarr", folder / "target.zarr"
+def run_one(name: str, source: Path, max_mem: str) -> dict[str, Any]:
+    target = source.with_name("target.zarr")
     shutil.rmtree(target, ignore_errors=True)
     for chunk in (source / "c").rglob("*"):  # the page cache holds the source for everyone
         if chunk.is_file():
@@ -159,8 +164,8 @@ def ours(executor: str, source: Path, target: Path, max_mem: str) -> str:
 
 def zarrs_loop(source: Path, target: Path, _: str) -> str:
     from_array = zarr.open_array(source, mode="r")
-    to_array = new_target(target)
-    for part in parts_of(4 if from_array.chunks == LAYOUTS["blocks"] else 2):
+    to_array = new_target(target, from_array.shape[0])
+    for part in parts_of(from_array.shape[0], 4 if from_array.chunks == LAYOUTS["blocks"] else 2):
         to_array[part] = from_array[part]
     return ""
 
@@ -168,7 +173,8 @@ def zarrs_loop(source: Path, target: Path, _: str) -> str:
 def tensorstore_copy(parts: int, source: Path, target: Path, _: str) -> str:
     import tensorstore
 
-    new_target(target)
+    epochs = zarr.open_array(source, mode="r").shape[0]
+    new_target(target, epochs)
     context = {
         "cache_pool": {"total_bytes_limit": 0},
         "data_copy_concurrency": {"limit": len(os.sched_getaffinity(0))},
@@ -180,12 +186,12 @@ def tensorstore_copy(parts: int, source: Path, target: Path, _: str) -> str:
         ).result()
         for path in (source, target)
     ]
-    for part in parts_of(parts):
+    for part in parts_of(epochs, parts):
         arrays[1][part].write(arrays[0][part]).result()
     return ""
 
 
-def parts_of(count: int) -> Iterator[tuple[slice, slice, slice]]:
+def parts_of(epochs: int, count: int) -> Iterator[tuple[slice, slice, slice]]:
     """Cut the cube into whole shards: bands of rows, and for 4 also two halves of columns."""
     columns = 2 if count == 4 else 1
     rows = count // columns
@@ -193,7 +199,7 @@ def parts_of(count: int) -> Iterator[tuple[slice, slice, slice]]:
     for row in range(rows):
         for column in range(columns):
             yield (
-                slice(0, SHAPE[0]),
+                slice(0, epochs),
                 slice(row * height, (row + 1) * height),
                 slice(column * width, (column + 1) * width),
             )
@@ -218,7 +224,7 @@ def limit(source: Path, target: Path, _: str) -> str:
         seconds, used = time.perf_counter() - began, cpu_seconds() - cpu
         if staged:
             began, cpu = time.perf_counter(), cpu_seconds()
-            through_files(target.with_suffix(".raw"), pool)
+            through_files(target.with_suffix(".raw"), array.shape[0], pool)
             seconds, used = seconds + time.perf_counter() - began, used + cpu_seconds() - cpu
 
         def encode(chunk: np.ndarray[Any, Any]) -> int:
@@ -238,7 +244,7 @@ def limit(source: Path, target: Path, _: str) -> str:
     return json.dumps({"seconds": seconds, "cpu": used, "peak_bytes": 0})
 
 
-def through_files(folder: Path, pool: ThreadPoolExecutor) -> None:
+def through_files(folder: Path, epochs: int, pool: ThreadPoolExecutor) -> None:
     """Write the raw cube to a file an epoch, and read it again."""
     epoch = np.ones(SHAPE[1:], "f4")
     read_into = threading.local()
@@ -250,30 +256,36 @@ def through_files(folder: Path, pool: ThreadPoolExecutor) -> None:
             file.readinto(read_into.buffer)
 
     folder.mkdir()
-    files = [folder / str(number) for number in range(SHAPE[0])]
+    files = [folder / str(number) for number in range(epochs)]
     list(pool.map(lambda path: path.write_bytes(epoch), files))
     list(pool.map(read, files))
     shutil.rmtree(folder)
 
 
-def new_target(path: Path) -> zarr.Array[Any]:
+def new_target(path: Path, epochs: int) -> zarr.Array[Any]:
     return zarr.create_array(
-        path, shape=SHAPE, chunks=CHUNK, shards=SHARD, dtype="f4", fill_value=np.nan, compressors=compressor()
-    )
+        path, shape=(epochs, *SHAPE[1:]), chunks=(epochs, *CHUNK[1:]), shards=(epochs, *SHARD[1:]), dtype="f4",
+        fill_value=np.nan, compressors=compressor(),
+    )  # fmt: skip
 
 
 def compressor() -> BloscCodec:
     return BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle", typesize=4)
 
 
-def make_cube(folder: Path, layout: str) -> None:
+def cube_path(folder: Path, layout: str, epochs: int) -> Path:
+    """Where the cube of so many epochs is, in one of the layouts."""
+    return folder / (f"{layout}.zarr" if epochs == SHAPE[0] else f"{layout}-{epochs}.zarr")
+
+
+def make_cube(folder: Path, layout: str, epochs: int = SHAPE[0]) -> None:
     """Write the cube in one of the layouts, unless it is there."""
-    path = folder / f"{layout}.zarr"
+    path = cube_path(folder, layout, epochs)
     if path.exists():
         return
     array = zarr.create_array(
         path.with_suffix(".partial"),
-        shape=SHAPE,
+        shape=(epochs, *SHAPE[1:]),
         chunks=LAYOUTS[layout],
         dtype="f4",
         fill_value=np.nan,
@@ -284,7 +296,7 @@ def make_cube(folder: Path, layout: str) -> None:
     y, x = np.meshgrid(np.linspace(-1, 1, SHAPE[1]), np.linspace(-1, 1, SHAPE[2]), indexing="ij")
     bowl, sea = np.exp(-4 * (y**2 + x**2)).astype("f4"), y + 0.5 * np.sin(3 * x) < -0.75
     noise = np.random.default_rng(0)
-    for epoch in range(SHAPE[0]):
+    for epoch in range(epochs):
         frame = bowl * np.float32(0.01 * epoch) + np.float32(0.01) * noise.standard_normal(SHAPE[1:], dtype="f4")
         frame = (frame.view("u4") & np.uint32(0xFFFFF000)).view("f4")
         frame[sea] = np.nan
