@@ -306,6 +306,7 @@ def run_case(scene: Scene, figures: Figures, *, every: int, seed: int = 0) -> No
     """Die at every so-manieth change of the job, beginning with one drawn by the seed, and go on each time."""
     chance = random.Random(seed)
     at = chance.randint(1, every)
+    before = figures.deaths
     while (fuse := scene.die(at)).what:
         figures.deaths += 1
         try:
@@ -316,6 +317,7 @@ def run_case(scene: Scene, figures: Figures, *, every: int, seed: int = 0) -> No
             raise
         at += every
     scene.check_finished()
+    assert figures.deaths > before, f"the job makes fewer changes than {at}"
 
 
 def run_torn(scene: Scene, figures: Figures, *, every: int, seed: int = 0) -> None:

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -217,11 +218,13 @@ class Killing:
         self.chance = chance
         self.figures = figures
 
-    def run(self, kills: int) -> None:
-        """Kill the job so many times, if it lives that long, and see it to its end."""
+    def run(self, aims: Sequence[str]) -> int:
+        """Kill the job at one aim after the other, if it lives that long, and see it to its end; return the kills."""
         self.figures.jobs += 1
-        for _ in range(kills):
-            self._attempt(self.chance.choice(AIMS))
+        kills = 0
+        for aim in aims:
+            self._attempt(aim)
+            kills += 1
             if self.scene.state() == "finished":
                 break
         self._attempt(None)
@@ -231,6 +234,7 @@ class Killing:
         assert len(begun) == tasks
         self.figures.tasks += tasks
         self.figures.reruns += sum(begun.values()) - tasks
+        return kills
 
     def _attempt(self, aim: str | None) -> None:
         scene = self.scene
@@ -288,8 +292,10 @@ class Killing:
 
 
 def _children(pid: int) -> list[int]:
+    """The processes that a driver has started, but for the one that multiprocessing keeps while a program runs."""
     try:
-        return [child.pid for child in psutil.Process(pid).children()]
+        children = psutil.Process(pid).children()
+        return [child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())]
     except psutil.NoSuchProcess:
         return []
 
@@ -314,25 +320,25 @@ def _end_group(driver: subprocess.Popen[str]) -> None:
 def run_jobs(
     folder: Path,
     executors: tuple[str, ...],
-    kills: int,
+    aims: Sequence[str],
     seed: int,
     figures: Figures,
     *,
     first: int = 0,
     workers: int = 2,
 ) -> None:
-    """Run jobs, each killed up to four times, until there were so many kills; executors and forms take turns."""
+    """Run jobs, each killed up to four times, until all aims were met; executors and forms take turns."""
     chance = random.Random(seed)
     number = first
-    while sum(figures.kills.values()) < kills:
+    while aims:
         place = folder / f"job-{number}"
         place.mkdir()
         turn = number // len(executors)
         form = list(FORMS)[turn % len(FORMS)]
         scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form)
         scene.order = replace(scene.order, workers=workers)
-        left = kills - sum(figures.kills.values())
-        Killing(scene, chance, figures).run(min(left, chance.randint(2, 4)))
+        kills = Killing(scene, chance, figures).run(aims[: chance.randint(2, 4)])
+        aims = aims[kills:]
         shutil.rmtree(place)
         number += 1
 
@@ -347,7 +353,8 @@ def main(arguments: Any = None) -> None:
     figures = Figures()
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     try:
-        run_jobs(folder, tuple(options.executor or EXECUTORS), 100 if options.long else 15, options.seed, figures)
+        aims = random.Random(options.seed).choices(AIMS, k=100 if options.long else 15)
+        run_jobs(folder, tuple(options.executor or EXECUTORS), aims, options.seed, figures)
     finally:
         print(figures)
     shutil.rmtree(folder)

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,30 +21,25 @@ import rechunk_exec as rx
 from rechunk_exec.storage import removal
 from tests.conftest import Needs
 from tests.faults.driver import tasks_begun
-from tests.faults.kills import CHUNKS, EXECUTORS, MAX_MEM, PATIENCE_S, Figures, Killing, Scene, run_jobs
+from tests.faults.kills import AIMS, CHUNKS, EXECUTORS, MAX_MEM, PATIENCE_S, Figures, Killing, Scene, run_jobs
 from tests.jobs import make_array, tasks_run
 from tests.values import position_values, same_bits
 
 
 @dataclass(frozen=True)
 class Few:
-    """How few kills are enough of an executor, which ones by the seed, and of which of the jobs that take turns."""
+    """The kills that are enough of an executor, and of which of the jobs that take turns."""
 
-    kills: int
-    seed: int
-    first: int = 0
+    aims: tuple[str, ...]
+    first: int
     workers: int = 2
 
 
 FEW = {
-    # Three stages: SIGTERM, the driver alone; over another array: all while it starts, Ctrl-C.
-    "serial": Few(4, seed=108, first=2),
-    # In pieces, over another array: Ctrl-C while it starts, the driver alone.
-    "threads": Few(2, seed=23, first=1),
-    # The same: the driver alone, a worker.
-    "processes": Few(2, seed=80, first=1),
-    # All, a worker.
-    "dask": Few(2, seed=49, workers=1),
+    "serial": Few(("group", "SIGTERM", "driver", "SIGINT"), first=2),  # of three stages, then over another array
+    "threads": Few(("SIGINT", "driver"), first=1),  # intermediates in pieces, over another array
+    "processes": Few(("group", "worker", "driver"), first=1),
+    "dask": Few(("group", "worker"), first=0, workers=1),
 }
 
 
@@ -53,12 +49,12 @@ def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, lon
         needs("distributed")
     figures, few = Figures(), FEW[executor]
     if long:
-        run_jobs(tmp_path, (executor,), 35, 11, figures)
+        run_jobs(tmp_path, (executor,), random.Random(11).choices(AIMS, k=35), 11, figures)
     else:
-        run_jobs(tmp_path, (executor,), few.kills, few.seed, figures, first=few.first, workers=few.workers)
+        run_jobs(tmp_path, (executor,), few.aims, 11, figures, first=few.first, workers=few.workers)
+        assert figures.kills == Counter(few.aims)
     print(figures)
     assert figures.rerun_although_done == 0
-    assert sum(figures.kills.values()) >= few.kills
 
 
 @pytest.mark.long
@@ -66,8 +62,8 @@ def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, lon
 def test_killed_in_three_stages_and_resumed(executor: str, tmp_path: Path, needs: Needs) -> None:
     if executor == "dask":
         needs("distributed")
-    figures = Figures()
-    Killing(Scene(tmp_path, executor, form="three stages"), random.Random(17), figures).run(12)
+    figures, chance = Figures(), random.Random(17)
+    Killing(Scene(tmp_path, executor, form="three stages"), chance, figures).run(chance.choices(AIMS, k=12))
     assert figures.rerun_although_done == 0
 
 
