@@ -63,7 +63,6 @@ ONCE = (
     "tests/storage/test_icechunk_temp.py",
     "tests/storage/test_journal.py",
     "tests/storage/test_lease.py",
-    "tests/storage/test_locations.py",
     "tests/test_algorithm.py",
     "tests/test_batch.py",
     "tests/test_budget.py",
@@ -92,9 +91,7 @@ Needs = Callable[[str], ModuleType]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this test suite."""
-    parser.addoption(
-        "--long", action="store_true", help="run tests too that show again what others show, and more rounds"
-    )
+    parser.addoption("--long", action="store_true", help="run the tests that are marked as long, and more rounds")
 
 
 def pytest_configure() -> None:
@@ -111,8 +108,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     once = ONCE if os.environ.get("RECHUNK_EXEC_AGAIN") else ()
     left_out = set()
     for item in items:
-        # What a class inherits it cannot mark, so it names it.
-        if getattr(item, "originalname", None) in getattr(getattr(item, "cls", None), "long", ()):
+        if getattr(item, "originalname", None) in long_of(getattr(item, "cls", None)):
             item.add_marker("long")
         if item.get_closest_marker("memory") or item.get_closest_marker("serial"):
             item.add_marker("alone")
@@ -120,6 +116,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.add(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def long_of(cls: type | None) -> tuple[str, ...]:
+    """The tests that a class has inherited, cannot mark and so names as long, in its attribute ``long``."""
+    names: tuple[str, ...] = getattr(cls, "long", ())
+    for name in names:
+        assert callable(getattr(cls, name, None)), f"{cls}.long must name tests of the class; got {name!r}"
+    return names
 
 
 @pytest.fixture

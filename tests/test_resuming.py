@@ -113,7 +113,7 @@ axes = st.tuples(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(st.lists(axes, min_size=1, max_size=2), st.integers(1, 3), st.data())
 @example([(9, [2, 2, 3, 5], [2, 1, 1]), (9, [3, 2, 1, 4], [1, 2, 1])], 3, None)
 def test_what_is_left_makes_the_target_whole_and_is_no_more_than_that(

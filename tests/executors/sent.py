@@ -1,6 +1,6 @@
 """What tests have workers call, beside a :class:`~tests.executors.recording.Recording`.
 
-Workers import this module to find it: so it must not import pytest, nor a module of tests, which costs each of them as
+Workers import this module to find it: so it must not import pytest, nor a ``test_`` module, which costs each of them as
 much as to start an interpreter.
 """
 

@@ -1,7 +1,7 @@
 """The public contract, for each executor of ours and for what they are made from.
 
 Jobs of three stages are alike for all whose stages are run one after another by the same lines: one way of each kind
-shows them, and the others if many rounds are wanted.
+shows them, and the others with ``--long``.
 """
 
 from __future__ import annotations

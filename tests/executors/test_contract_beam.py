@@ -1,4 +1,4 @@
-"""Beam keeps the contract of every executor: on its local runner, in one process and in several, and on Prism."""
+"""Beam keeps the contract of every executor: on its local runner, on Prism, and, with ``--long``, in processes."""
 
 from __future__ import annotations
 

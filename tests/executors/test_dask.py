@@ -79,9 +79,6 @@ class OnGivenCluster(PoolContract):
 
 
 class TestClusterOfProcesses(OnGivenCluster, SurvivorContract):
-    """Three deaths of one task are shown by our own processes too, and one of a worker of a cluster below."""
-
-    long: ClassVar[tuple[str, ...]] = ("test_a_task_that_always_kills_its_worker",)
     workers = 2
     threads = 1
     death = "left the cluster"

@@ -81,9 +81,5 @@ def await_end(processes: Iterable[psutil.Process]) -> None:
     wait_until(lambda: not any(map(is_alive, watched)))
 
 
-def length(handle: Any) -> int:
-    return len(handle.value)
-
-
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -102,7 +102,6 @@ def test_every_third_request_fails_and_objects_show_late_in_three_stages(sharded
     exact(content)
     assert job.report is not None
     assert job.report.retries == 0, "no task is run again for it"
-    print(store.seen.failed, store.seen.truncated, store.seen.hidden)
     assert store.seen.failed > 100
     assert store.seen.truncated > 8
     assert store.seen.hidden > 0

@@ -226,7 +226,7 @@ def test_a_claim_that_cannot_be_read_is_nobodys(text: str, tmp_path: Path, sourc
 # Drivers that sleep.
 
 
-@pytest.mark.parametrize("chunks", [pytest.param(LAYOUTS[0], marks=pytest.mark.long), LAYOUTS[1]])
+@pytest.mark.parametrize("chunks", LAYOUTS[:2])
 def test_a_driver_that_slept_finds_that_another_has_taken_over_and_stops(
     chunks: tuple[int, ...], tmp_path: Path, s3: Bucket, monkeypatch: pytest.MonkeyPatch, quick: None
 ) -> None:

@@ -93,12 +93,17 @@ def test_compressors_of_format_3(compressors: tuple[Any, ...], tmp_path: Path) -
     check_both_ways(tmp_path, (5, 7), (2, 3), "f8", compressors=compressors, shards=shards)
 
 
+def is_again(name: str, layout: str) -> bool:
+    """Whether other layouts show as much of a dtype; shards of records take a newer zarr than others."""
+    return (layout == "v2-F" and "-big" not in name) or (layout == "v3" and np.dtype(DTYPES[name]).kind != "V")
+
+
 @pytest.mark.parametrize(
     "dtype,layout",
     [
-        pytest.param(dtype, layout, id=f"{name}-{layout}", marks=pytest.mark.long if again else ())
+        pytest.param(dtype, layout, id=f"{name}-{layout}", marks=pytest.mark.long if is_again(name, layout) else ())
         for name, dtype in DTYPES.items()
-        for layout, again in (("v2", False), ("v2-F", "-big" not in name), ("v3", True), ("v3-sharded", False))
+        for layout in ("v2", "v2-F", "v3", "v3-sharded")
     ],
 )
 def test_dtypes(dtype: Any, layout: str) -> None:

@@ -86,7 +86,7 @@ def test_only_coarse_boxes_that_differ_are_read_again(monkeypatch: pytest.Monkey
     st.sampled_from([1, 7, 20, 10**6]),
     st.sampled_from([None, 30_000, 60_000]),
 )
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_changes_are_found_at_any_level_and_budget(changed: list[Shape], most: int, max_mem: int | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rechunk_exec.verification.compare._MOST_BOXES", most)
