@@ -43,10 +43,9 @@ def ask_the_cluster(number: int) -> int:
 
 
 def hide_the_package() -> None:
-    """Have a worker be of an environment that lacks this package."""
-    for name in [name for name in sys.modules if name.split(".")[0] == "rechunk_exec"]:
-        sys.modules[name] = None  # type: ignore[assignment]
-    sys.modules["rechunk_exec"] = None  # type: ignore[assignment]
+    """Have a worker be of an environment that lacks this package: what is None among the modules cannot be imported."""
+    imported = [name for name in sys.modules if name.split(".")[0] == "rechunk_exec"]
+    sys.modules.update(dict.fromkeys(["rechunk_exec", *imported]))  # type: ignore[arg-type]
 
 
 def has_arrived(token: str) -> bool:

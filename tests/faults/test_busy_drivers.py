@@ -127,7 +127,7 @@ PHASES: dict[str, Callable[[pytest.MonkeyPatch, Callable[[], None]], None]] = {
 
 
 def cases(lockless: str, s3: Sequence[str] = ()) -> list[Any]:
-    """All phases in memory; on other stores those that are named, and others when many are wanted."""
+    """All phases in memory; on other stores those that are named, and the others with ``--long``."""
     shown = [*(("memory", phase) for phase in PHASES), ("lockless", lockless), *(("s3", phase) for phase in s3)]
     more = [*(("lockless", phase) for phase in PHASES), *(("s3", phase) for phase in ("removing", "verifying"))]
     return [*shown, *(pytest.param(*case, marks=pytest.mark.long) for case in more if case not in shown)]

@@ -170,9 +170,8 @@ def test_a_place_on_s3_is_known_by_any_name(s3: Bucket, by: str) -> None:
     make_array(s3.store("a"), SHAPE, EPOCHS)
     name = s3_names(s3)[by]
     before = s3.contents()
-    names = list(s3_names(s3))
-    for other in map(s3_names(s3).get, names[names.index(by) :]):  # each two once
-        assert other is not None
+    names = s3_names(s3)
+    for other in list(names.values())[list(names).index(by) :]:  # each two once
         assert_overlap(name("a"), other("a"))
         assert_overlap(name("a"), other("a/new"))
         assert_overlap(name("a"), other("ab"), overlap=False)

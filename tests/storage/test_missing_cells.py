@@ -107,10 +107,7 @@ def test_the_same_cells_are_missing_from_format_2_to_3_and_on(name: str, attribu
         assert same_cells(as_xarray_sees(copied(three, 2)[0], 2), before)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["i2", "u1", "f4", pytest.param(">f8", marks=pytest.mark.long), "?", "c8"],
-)
+@pytest.mark.parametrize("dtype", ["i2", "u1", "f4", pytest.param(">f8", marks=pytest.mark.long), "?", "c8"])
 @pytest.mark.parametrize("mask", ["none", "1", "", 0.5, 300, -1, [1], True], ids=repr)
 def test_an_attribute_of_format_2_that_is_no_value_masks_as_little_in_format_3(dtype: str, mask: Any) -> None:
     # Kept as it was xarray could not open the array, and made a boolean, or an integer, it masked all that is true.
