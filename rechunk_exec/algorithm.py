@@ -221,6 +221,6 @@ def _beats_any_two(request: PlanRequest, direct: Stages) -> bool:
         + stage.nbytes / cost.raw_read_bps
         + stage.nbytes / cost.encode_bps
         + (reads + stage.objects) * cost.operation_s / cost.in_flight
-        + cost.start_s * 2
+        + cost.next_s
     )
     return stage.predicted_s <= twice and stage.traffic <= 4

@@ -246,7 +246,7 @@ def test_a_worker_shares_its_budget_between_its_tasks() -> None:
 def test_more_tasks_than_workers_are_preferred() -> None:
     request = _request((64, 64), (1, 64), (64, 4), 10**6)
     assert plan(request).tasks == 1
-    busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=4))
+    busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=4, stage_s=0.0))
     assert plan(busy).tasks > 4
 
 
@@ -476,6 +476,14 @@ def test_a_small_array_is_not_cut_in_two_stages_to_keep_two_workers_busy() -> No
     assert len(plan(busy).stages) == 1
     free = replace(busy, cost=replace(busy.cost, stage_s=0.0))
     assert len(plan(free).stages) == 2
+
+
+def test_an_array_of_a_megabyte_is_copied_in_one_stage_by_two_workers() -> None:
+    """Making an intermediate and removing it takes longer than decoding the array twice."""
+    for shape, unit in (((200, 64, 64), (200, 8, 8)), ((50, 100, 100), (50, 10, 10)), ((100, 40, 40), (100, 4, 4))):
+        request = _request(shape, (1, *shape[1:]), unit, 160_000_000)
+        busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=2), threads=1)
+        assert len(plan(busy).stages) == 1
 
 
 LIMITED = replace(

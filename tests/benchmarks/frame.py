@@ -141,7 +141,9 @@ def prepare(name: str) -> None:
     if name.startswith("tensorstore"):
         import tensorstore  # noqa: F401
     elif name.startswith("rechunk_exec"):
-        import rechunk_exec  # noqa: F401
+        import rechunk_exec
+
+        _ = rechunk_exec.rechunk  # it is imported when it is used
     elif name.startswith("zarr"):
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
 
