@@ -6,7 +6,8 @@
 2. One stage: every combination of the regions worth weighing that fits (:mod:`rechunk_exec.search`).
 3. Two, three and four stages, through uncompressed intermediates of one object a chunk, or one a task; unless what is
    known already is faster than any of them can be. A third has to save ``CostModel.deeper_s``, and so has a fourth,
-   which is only tried where the third did.
+   which is only tried where the third did; and a second, where one task can hold the whole array and only several
+   workers would make an intermediate worth while.
 4. Choice (:mod:`rechunk_exec.choosing`): least predicted time; among those within 2 % least traffic, then fewest
    objects, then more tasks than the executor runs at once, then least memory of a task down to 64 MiB, and below that
    fewest tasks. On a disk intermediates of one object a task have to be faster than that.
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rechunk_exec import limits
-from rechunk_exec.choosing import choose
+from rechunk_exec.choosing import choose, holds_all
 from rechunk_exec.cost import SOURCE, TARGET
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.grid import ceil_div
@@ -177,7 +178,7 @@ def _weighed(
             # where one stage less did not gain by it, this one does not either
             break
         fastest = min((known, *(rows.fastest for rows in found if rows.way.stages < way.stages)))
-        if way.stages > 2:
+        if way.stages > 2 or holds_all(request):
             fastest = (fastest - request.cost.deeper_s) / NEAR
         elif direct is not None:
             # one stage that reads and writes less is preferred where it is nearly as fast
@@ -221,6 +222,6 @@ def _beats_any_two(request: PlanRequest, direct: Stages) -> bool:
         + stage.nbytes / cost.raw_read_bps
         + stage.nbytes / cost.encode_bps
         + (reads + stage.objects) * cost.operation_s / cost.in_flight
-        + cost.next_s
+        + cost.start_s * 2
     )
     return stage.predicted_s <= twice and stage.traffic <= 4

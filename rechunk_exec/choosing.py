@@ -27,6 +27,14 @@ def choose(request: PlanRequest, weighed: dict[Way, Stages]) -> Plan:
     return Plan(stages=weighed[winner], max_mem=request.max_mem, alternatives=_alternatives(request, weighed, winner))
 
 
+def holds_all(request: PlanRequest) -> bool:
+    """Whether each of several workers can hold the whole array, so that no memory asks for an intermediate."""
+    if request.cost.tasks_at_once == 1:
+        return False
+    whole = unchecked_stage(request, request.memory(), request.shape, (SOURCE, TARGET), 1)
+    return whole.task_bytes <= request.task_budget
+
+
 def name_of(way: Way) -> str:
     """A way in words.
 
@@ -84,6 +92,11 @@ def _why(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> str:
         stage = weighed[winner][0]
         if stage.elements_read == stage.elements:
             return "chosen: one pass reads and writes everything once; two stages cannot be faster"
+        if holds_all(request):
+            return (
+                f"chosen: a task can hold the whole array, and two stages do not save {request.cost.deeper_s:g} s, "
+                "which an intermediate must be worth then"
+            )
         limits = (request.max_objects, request.min_object_bytes, request.max_temp_bytes)
         bounds = "the budget" if limits == (None, None, None) else "the budget and the limits"
         return f"chosen: no two stages within {bounds} are faster"

@@ -13,8 +13,8 @@ intermediate is raw bytes and has rates of its own. Two things make a stage slow
 * *fewer units in flight*, where the budget lets a task hold fewer than wanted: bytes take ``threads wanted for the
   codecs / threads used`` times as long, operations ``wanted in flight / in flight`` times.
 
-With several slots each stage but the first also takes ``stage_s``, after the last task of the stage before it and for
-its intermediate: a small array is not cut in two stages so that each has work for all workers.
+With several slots each stage also takes ``stage_s`` to start, after the last task of the stage before it: a small array
+is not cut in two stages so that each has work for all workers.
 
 Example: 8 GB copied in one stage on two cores, everything read once, 3000 operations:
 
@@ -88,13 +88,13 @@ class CostModel:
     """Cores that these rates stand for."""
     tasks_at_once: int = 1
     """Tasks that the executor runs side by side; 1 where it is not known."""
-    stage_s: float = 0.04
-    """Seconds that one stage more takes, whatever its size: to make and mark an intermediate, to start its tasks on
-    workers that have ended the stage before, and to remove it. Part of the predicted time where it is known that there
-    are several workers."""
+    stage_s: float = 0.002
+    """Seconds that it takes to start a stage on workers that have ended the one before. Part of the predicted time
+    where it is known that there are several."""
     deeper_s: float = 1.0
     """Seconds that a third stage has to save, and a fourth: each intermediate more takes as much room again, and small
-    arrays are not worth that. No part of the predicted time."""
+    arrays are not worth that. A second one has to save as much where one task can hold the whole array. No part of the
+    predicted time."""
     temp_bps: float | None = None
     """Bytes per second that the store of the intermediates takes and gives, over all workers, where writing and reading
     them waits for it: a slow disk, a network. None: it does not, and they are stored raw."""
@@ -158,7 +158,6 @@ class CostModel:
             operation_s=0.020,
             in_flight=64,
             cores=32,
-            stage_s=0.2,  # some ten requests
             in_flight_scales=False,
             name="object",
         )
@@ -243,11 +242,11 @@ class CostModel:
         """Seconds that a stage takes; see the module for the formula."""
         moving = work.decoded_bytes / self.read_bps(work.source) + work.written_bytes / self.write_bps(work.target)
         seconds = moving * work.slowdown + work.operations * self.operation_s / self.in_flight * work.waiting
-        return seconds * work.idle + (0.0 if work.source == SOURCE else self.next_s)
+        return seconds * work.idle + self.start_s
 
     @property
-    def next_s(self) -> float:
-        """Seconds that each stage but the first takes before its first task."""
+    def start_s(self) -> float:
+        """Seconds that each stage takes before its first task."""
         return self.stage_s if self.tasks_at_once > 1 else 0.0
 
 

@@ -289,7 +289,7 @@ def _always(request: PlanRequest, way: Way) -> float:
         request.nbytes / cost.raw_write_bps * len(way.sharded)
         + request.nbytes / cost.encode_bps
         + request.objects * cost.operation_s / cost.in_flight
-        + cost.next_s * (way.stages - 1)
+        + cost.start_s * way.stages
     )
 
 

@@ -139,7 +139,7 @@ class _StageRows:
         seconds = moving * slowdown + self.operations * cost.operation_s / cost.in_flight * waiting
         seconds[np.isinf(held)] = np.inf
         idle = idle_factor(request.shape, self.memory.region, cost.tasks_at_once)
-        return seconds * idle + (0.0 if self.ends[0] == SOURCE else cost.next_s), held
+        return seconds * idle + cost.start_s, held
 
     def _held(self, request: PlanRequest) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Slowdown, waiting and bytes held with as many threads as the budget leaves; infinite bytes where it is none.

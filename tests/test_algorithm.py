@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rechunk_exec.algorithm import plan
 from rechunk_exec.candidates import per_count, region_sizes
+from rechunk_exec.choosing import holds_all
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
 from rechunk_exec.grid import clip
@@ -188,7 +189,7 @@ def test_plans_are_as_fast_as_the_best_of_all(
         for way in oracles.ways(request, most_stages):
             staged = oracles.all_staged(request, way)
             if staged is not None:
-                deeper_s = request.cost.deeper_s if way.stages > 2 else 0.0
+                deeper_s = request.cost.deeper_s if way.stages > 2 or holds_all(request) else 0.0
                 seconds.append(float(staged.seconds.min()) + deeper_s)
         fastest = min(seconds)
         ratios.append(plan(request).predicted_s / fastest)
@@ -246,7 +247,7 @@ def test_a_worker_shares_its_budget_between_its_tasks() -> None:
 def test_more_tasks_than_workers_are_preferred() -> None:
     request = _request((64, 64), (1, 64), (64, 4), 10**6)
     assert plan(request).tasks == 1
-    busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=4, stage_s=0.0))
+    busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=4, deeper_s=0.0))
     assert plan(busy).tasks > 4
 
 
@@ -472,18 +473,29 @@ def test_an_object_a_task_saves_operations_on_an_object_store_and_must_win_on_a_
 
 def test_a_small_array_is_not_cut_in_two_stages_to_keep_two_workers_busy() -> None:
     request = _request((8, 6, 4), (1, 6, 4), (8, 3, 4), 160_000_000)
-    busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=2), threads=1)
+    busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=2, deeper_s=0.0), threads=1)
     assert len(plan(busy).stages) == 1
     free = replace(busy, cost=replace(busy.cost, stage_s=0.0))
     assert len(plan(free).stages) == 2
 
 
-def test_an_array_of_a_megabyte_is_copied_in_one_stage_by_two_workers() -> None:
-    """Making an intermediate and removing it takes longer than decoding the array twice."""
-    for shape, unit in (((200, 64, 64), (200, 8, 8)), ((50, 100, 100), (50, 10, 10)), ((100, 40, 40), (100, 4, 4))):
+@pytest.mark.parametrize("workers", [2, 4, 8, 16])
+def test_an_array_that_a_task_can_hold_gets_no_intermediate_to_keep_workers_busy(workers: int) -> None:
+    for shape, unit in (((100, 200, 200), (100, 4, 4)), ((200, 64, 64), (200, 8, 8)), ((100, 40, 40), (100, 4, 4))):
         request = _request(shape, (1, *shape[1:]), unit, 160_000_000)
-        busy = replace(request, cost=replace(CostModel.local(), tasks_at_once=2), threads=1)
-        assert len(plan(busy).stages) == 1
+        local = CostModel.local().scaled(workers)
+        busy = replace(request, cost=replace(local, tasks_at_once=workers), threads=1)
+        planned = plan(busy)
+        assert len(planned.stages) == 1
+        assert not planned.alternatives or "whole array" in planned.alternatives[0].why
+        if workers > 2:
+            assert len(plan(replace(busy, cost=replace(busy.cost, deeper_s=0.0))).stages) == 2
+
+
+def test_an_array_that_a_task_can_hold_gets_an_intermediate_that_saves_seconds() -> None:
+    request = _request((1000, 2000, 2000), (1, 2000, 2000), (1000, 50, 50), 40_000_000_000)
+    busy = replace(request, cost=replace(CostModel.local().scaled(16), tasks_at_once=16), threads=1)
+    assert len(plan(busy).stages) == 2
 
 
 LIMITED = replace(

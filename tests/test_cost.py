@@ -27,11 +27,9 @@ def test_a_last_wave_with_idle_workers_costs_its_share(idle: float) -> None:
     assert CostModel.local().stage_seconds(replace(WORK, idle=idle)) == pytest.approx(alone * idle, rel=1e-12)
 
 
-def test_a_stage_more_takes_time_where_there_are_several_slots() -> None:
+def test_a_stage_takes_time_to_start_where_there_are_several_slots() -> None:
     model = replace(CostModel.local(), stage_s=0.5)
-    busy, later = replace(model, tasks_at_once=2), replace(WORK, source="temp-1")
-    assert busy.stage_seconds(WORK) == model.stage_seconds(WORK)
-    assert busy.stage_seconds(later) == model.stage_seconds(later) + 0.5
+    assert replace(model, tasks_at_once=2).stage_seconds(WORK) == model.stage_seconds(WORK) + 0.5
 
 
 def test_fewer_threads_than_wanted_cost_time() -> None:

@@ -52,7 +52,7 @@ def note(task: CopyTask, result: TaskResult) -> None:
         return
     notebook = _notebook(task.job)
     if notebook is None:
-        _journal(task).add([result])
+        _journal(task).add_one(result)
     else:
         notebook.take(result)
 

@@ -80,11 +80,16 @@ class Documents:
 
         Other stores than a local disk put a document whole or not at all: there all count as filled.
         """
-        local = local_path(self._ref)
-        names = self._list(folder) if not filled or local is None else _filled(local / PREFIX / folder)
+        local = self.local_folder(folder)
+        names = self._list(folder) if not filled or local is None else _filled(local)
         return sorted(
             name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING) and not name.startswith(".")
         )
+
+    def local_folder(self, folder: str) -> Path | None:
+        """Return where a folder of documents is on a local disk; None if it is in another store."""
+        root = local_path(self._ref)
+        return None if root is None else root / PREFIX / folder
 
     def folders(self) -> list[str]:
         """Return the names of the folders of documents, in order."""

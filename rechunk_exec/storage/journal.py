@@ -5,21 +5,23 @@ It is a few documents (:mod:`.documents`) in the target's own folder, on every k
     .rechunk_exec/job.json                 the job: its fingerprint and its plan
     .rechunk_exec/drivers/<driver>.json    who runs it now (see :mod:`.lease`)
     .rechunk_exec/<job>/done/*.json        results of tasks, some or many in one document
+    .rechunk_exec/<job>/done/*.lines       results that a process added one by one (see :mod:`.resultlines`)
     .rechunk_exec/<job>/failed/*.json      tasks that have failed for good
     .rechunk_exec/<job>/batch.json         what lines of a file of jobs need to know (see :mod:`.batch`)
     .rechunk_exec/finished.json            the job has ended; written last of all
 
 Any number of processes and machines may add results at the same time, because each document has a name of its own and
-is written once. Where its results are of tasks one after the other, its name tells which (:mod:`.resultnames`); two of
-one name hold results of the same tasks, and either will do. The driver merges documents while the job runs, 64 into
-one, so there are never many. A target with ``job.json`` and without ``finished.json`` is unfinished, whatever else is
-there.
+is written once, and a file of lines is of one process. Where a document's results are of tasks one after the other, its
+name tells which (:mod:`.resultnames`); two of one name hold results of the same tasks, and either will do. The driver
+merges documents and lines while the job runs, so there are never many. A target with ``job.json`` and without
+``finished.json`` is unfinished, whatever else is there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +31,7 @@ from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.identity import Fingerprint
+from rechunk_exec.storage.resultlines import ResultLines, moved_lines, read_lines
 from rechunk_exec.storage.resultnames import TaskRun, count_tasks, level_of, name_of, tasks_of
 from rechunk_exec.tasks import ArrayRef, refuse_job_name
 
@@ -131,6 +134,9 @@ class Journal:
         refuse_job_name(job)
         self.job = job
         self._documents = Documents(target, read_only=read_only)
+        self._folder = self._documents.local_folder(self._done)
+        self._lines = None if self._folder is None else ResultLines(self._folder)
+        self._added_one = False
 
     @property
     def _done(self) -> str:
@@ -149,15 +155,32 @@ class Journal:
     def add(self, results: Iterable[TaskResult], *, level: int = 0, durable: bool = False) -> None:
         """Add results of tasks, as one document."""
         held = list(results)
-        columns = wire.to_columns(TaskResult, held)
-        document = {"rechunk_exec": wire.VERSION, "type": _RESULTS, "job": self.job, "columns": columns}
-        text = _ENCODER.encode(document)
+        text = self._text(held)
         name = name_of([(result.stage, result.index) for result in held], level)
         self._documents.write(f"{self._done}/{name}", text, durable=durable)
+
+    def add_one(self, result: TaskResult) -> None:
+        """Add the result of a task, of a process that may have many of them, one by one.
+
+        The first is a document, whose name tells of its task: a process may run but one. On a local disk the others
+        are lines of one file.
+        """
+        lines = self._lines
+        if lines is not None and self._added_one:
+            try:
+                lines.add(self._text([result]))
+            except OSError:  # no locks, or a full disk, which a document will tell of
+                self._lines = None
+            else:
+                return
+        self._added_one = True
+        self.add([result])
 
     def replace(self, results: Iterable[TaskResult]) -> None:
         """Hold these results instead of those so far. For the one driver of the job only."""
         held = list(results)
+        with self._moved_lines():
+            pass
         # Those so far go first: a task of which nothing is known is run again, which is harmless.
         self._documents.delete_several(self._done, self._documents.names(self._done))
         if held:
@@ -176,8 +199,9 @@ class Journal:
         ResumeError
             If a document is damaged.
         """
-        texts = self._documents.read_all(self._done)
-        return {(result.stage, result.index): result for result in self._results(dict(sorted(texts.items())))}
+        texts = self._read_lines()  # before the documents: there they go
+        texts |= dict(sorted(self._documents.read_all(self._done).items()))
+        return {(result.stage, result.index): result for result in self._results(texts)}
 
     def done(self) -> set[tuple[int, int]]:
         """Return the tasks that are done, by stage and number.
@@ -193,13 +217,14 @@ class Journal:
 
     def _done_runs(self) -> list[TaskRun]:
         """Return runs of tasks that are done, in any order, some of them perhaps in several."""
+        lines = self._read_lines()  # before the documents: there they go
         while True:
             names = self._documents.names(self._done, filled=True)
             tasks = {name: tasks_of(name) for name in names}
             texts = self._documents.read_several(self._done, [name for name, run in tasks.items() if run is None])
             if all(text is not None for text in texts.values()):  # else a driver has just merged some
                 break
-        read = [TaskRun(one.stage, one.index, one.index + 1) for one in self._results(texts)]
+        read = [TaskRun(one.stage, one.index, one.index + 1) for one in self._results(lines | texts)]
         return [*(run for run in tasks.values() if run is not None), *read]
 
     def merge(self) -> None:
@@ -208,6 +233,10 @@ class Journal:
         Few more results are held at once than make a large document, three times as many at most: a driver that keeps
         a hundred thousand of them should not hold them twice.
         """
+        with self._moved_lines() as lines:
+            results = self._results(lines)
+            for first in range(0, len(results), _LARGE_DOCUMENT):
+                self.add(results[first : first + _LARGE_DOCUMENT], level=1)
         names = self._documents.names(self._done)
         for level in sorted({level_of(name) for name in names}):
             small: Sequence[str] = [name for name in names if level_of(name) == level]
@@ -257,6 +286,17 @@ class Journal:
         for folder in self._documents.folders():
             if folder != "drivers" and (folder != self.job) == others:
                 self._documents.delete_folder(folder)
+
+    def _text(self, results: Sequence[TaskResult]) -> str:
+        """Return the document of some results, on one line."""
+        columns = wire.to_columns(TaskResult, results)
+        return _ENCODER.encode({"rechunk_exec": wire.VERSION, "type": _RESULTS, "job": self.job, "columns": columns})
+
+    def _read_lines(self) -> dict[str, str | None]:
+        return {} if self._folder is None else dict(read_lines(self._folder))
+
+    def _moved_lines(self) -> AbstractContextManager[dict[str, str]]:
+        return nullcontext({}) if self._folder is None else moved_lines(self._folder)
 
     def _results(self, texts: Mapping[str, str | None]) -> list[TaskResult]:
         """Return the results in many documents, in order. They are checked as one, which takes a third of the time."""

@@ -38,6 +38,7 @@ OF_THE_JOURNAL = (
     (worker, "note"),
     (Journal, "begin"),
     (Journal, "add"),
+    (Journal, "add_one"),
     (Journal, "merge"),
     (Journal, "results"),
     (Journal, "forget"),

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +20,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec import storage, wire
 from rechunk_exec.errors import ResumeError, SerializationError
 from rechunk_exec.results import TaskFailure, TaskResult
-from rechunk_exec.storage import FinishedRecord, Journal, documents, journal, read_finished, read_job
+from rechunk_exec.storage import FinishedRecord, Journal, documents, journal, read_finished, read_job, resultlines
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.tasks import ArrayRef
 from tests.jobs import snapshot
@@ -230,7 +233,8 @@ def test_a_listing_that_misses_both_the_old_and_the_new_hides_no_result(
     assert len(held.results()) == 9
 
 
-def test_readers_never_see_fewer_results_than_there_were(tmp_path: Path) -> None:
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_readers_never_see_fewer_results_than_there_were(tmp_path: Path, one_by_one: bool) -> None:
     ref = ArrayRef(store=str(tmp_path / "target"))
     writer = Journal(ref, "job")
     added = 0
@@ -250,7 +254,10 @@ def test_readers_never_see_fewer_results_than_there_were(tmp_path: Path) -> None
         for thread in readers:
             thread.start()
         for index in range(100):
-            writer.add([result_of(index)])
+            if one_by_one:
+                writer.add_one(result_of(index))
+            else:
+                writer.add([result_of(index)])
             added = index + 1
             if index % 4 == 3:
                 writer.merge()
@@ -264,8 +271,10 @@ def test_readers_never_see_fewer_results_than_there_were(tmp_path: Path) -> None
 def test_threads_add_while_the_driver_merges(target: ArrayRef) -> None:
     def add(first: int) -> None:
         held = Journal(target, "job")
-        for index in range(first, first + 60):
+        for index in range(first, first + 40):
             held.add([result_of(index)])
+        for index in range(first + 40, first + 60):
+            held.add_one(result_of(index))
 
     driver = Journal(target, "job")
     threads = [threading.Thread(target=add, args=(first,)) for first in (0, 60, 120)]
@@ -284,12 +293,14 @@ def add_in_a_process(ref: ArrayRef, first: int) -> None:
     for index in range(first, first + 30):
         held.add([result_of(index)])
         held.add([result_of(index)])  # as a task that ran twice does
+    for index in range(first + 30, first + 500):
+        held.add_one(result_of(index))
 
 
 def test_processes_add_while_the_driver_merges(tmp_path: Path) -> None:
     ref = target_of("inside", tmp_path)
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=add_in_a_process, args=(ref, first)) for first in (0, 30)]
+    processes = [context.Process(target=add_in_a_process, args=(ref, first)) for first in (0, 500)]
     for process in processes:
         process.start()
     driver = Journal(ref, "job")
@@ -300,7 +311,150 @@ def test_processes_add_while_the_driver_merges(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-    assert driver.results() == by_task([result_of(index) for index in range(60)])
+    assert driver.results() == by_task([result_of(index) for index in range(1000)])
+
+
+# Results that a process adds one by one.
+
+
+def files_of(ref: ArrayRef) -> list[str]:
+    folder = Documents(ref, read_only=True).local_folder("job/done")
+    return [] if folder is None else sorted(path.name for path in folder.iterdir())
+
+
+def test_results_of_one_process_are_read_back(target: ArrayRef) -> None:
+    held, reader = Journal(target, "job"), Journal(target, "job", read_only=True)
+    for index in range(20):
+        held.add_one(result_of(index))
+        assert reader.results() == by_task([result_of(number) for number in range(index + 1)])
+        assert reader.count_done(0) == index + 1
+    held.add_one(result_of(3, attempts=2))
+    held.merge()
+    assert reader.done() == {(0, index) for index in range(20)} == set(reader.results())
+    held.add_one(result_of(20))
+    held.replace([result_of(4)])
+    assert reader.results() == {(0, 4): result_of(4)}
+
+
+def test_on_a_disk_a_process_has_one_document_and_one_file_of_lines(tmp_path: Path) -> None:
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    for index in range(10):
+        held.add_one(result_of(index))
+    assert documents_of(ref) == ["0-0-0"], "its name tells of the first task"
+    (lines,) = [name for name in files_of(ref) if name.endswith(".lines")]
+    assert len((tmp_path / "target/.rechunk_exec/job/done" / lines).read_text().splitlines()) == 9
+    Journal(ref, "job").merge()
+    assert documents_of(ref) == files_of_json(ref) == ["0-0-0", "1-0-1-10"]
+    held.add_one(result_of(10))  # its file has gone
+    assert len(files_of(ref)) == 3
+    held.forget()
+    assert not (tmp_path / "target/.rechunk_exec").exists()
+    held.add_one(result_of(11))
+    assert held.results() == {(0, 11): result_of(11)}
+
+
+def files_of_json(ref: ArrayRef) -> list[str]:
+    return [name.removesuffix(".json") for name in files_of(ref)]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_merge_beside_a_reader_hides_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    for index in range(5):
+        held.add_one(result_of(index))
+
+    def read(folder: Path) -> dict[str, str]:
+        if before:
+            held.merge()
+        lines = resultlines.read_lines(folder)
+        held.merge()
+        return lines
+
+    monkeypatch.setattr(journal, "read_lines", read)
+    assert held.results() == by_task([result_of(index) for index in range(5)])
+    held.add_one(result_of(5))
+    assert held.done() == {(0, index) for index in range(6)}
+
+
+def test_a_large_file_of_lines_becomes_documents_of_a_bounded_size(tmp_path: Path) -> None:
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    with mock.patch.object(journal, "_LARGE_DOCUMENT", 8):
+        for index in range(21):
+            held.add_one(result_of(index))
+        held.merge()
+    assert documents_of(ref) == ["0-0-0", "1-0-1-9", "1-0-17-21", "1-0-9-17"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -1])
+def test_a_line_that_was_cut_is_a_task_that_is_not_known(tmp_path: Path, kept: int) -> None:
+    """Of the last line, a writer that was killed, or is still at it, leaves some bytes, and a power cut zeros."""
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    for index in range(5):
+        held.add_one(result_of(index))
+    (path,) = (tmp_path / "target/.rechunk_exec/job/done").glob("*.lines")
+    *before, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + (bytes(len(last)) if kept < 0 else last[:kept]))
+    expected = by_task([result_of(index) for index in range(4)])
+    assert held.results() == expected
+    assert held.done() == set(expected)
+    held.merge()
+    assert held.results() == expected
+
+
+def test_a_damaged_line_is_refused_and_named_and_not_merged_away(tmp_path: Path) -> None:
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    for index in range(4):
+        held.add_one(result_of(index))
+    (path,) = (tmp_path / "target/.rechunk_exec/job/done").glob("*.lines")
+    path.write_bytes(path.read_bytes().replace(b'"index":[2]', b'"index":[-2]'))
+    before = snapshot(tmp_path)
+    for read in (held.results, held.done, held.merge):
+        with pytest.raises(ResumeError, match=rf"its document '{path.name}:1' is not: .*at least 0"):
+            read()
+    assert snapshot(tmp_path) == before
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    for index in range(3):
+        held.add_one(result_of(index))
+    write = os.write
+    room = [30, 0]  # of the line, then of all that is tried
+
+    def write_some(descriptor: int, content: bytes) -> int:
+        some = room.pop(0)
+        if not some:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[:some])
+
+    monkeypatch.setattr(os, "write", write_some)
+    held.add_one(result_of(3))  # as a document, for which there is room
+    monkeypatch.undo()
+    held.add_one(result_of(4))
+    assert documents_of(ref) == ["0-0-0", "0-0-3", "0-0-4"]
+    assert held.results() == by_task([result_of(index) for index in range(5)])
+
+
+def test_where_files_cannot_be_locked_each_result_is_a_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    for index in range(3):
+        held.add_one(result_of(index))
+    held.merge()
+    assert files_of_json(ref) == ["0-0-0", "0-0-1", "0-0-2"]
+    assert held.results() == by_task([result_of(index) for index in range(3)])
 
 
 # The job, and its end.
