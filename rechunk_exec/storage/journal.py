@@ -20,6 +20,7 @@ merges documents and lines while the job runs, so there are never many. A target
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ _LEVELS = 3
 
 _FIRST = TaskRun(-1, 0, 0)
 """Before all runs of tasks."""
+
+_FIELDS = tuple(wire.to_columns(TaskResult, []))
+_values_of = operator.attrgetter(*_FIELDS)
 
 Record = TypeVar("Record")
 
@@ -135,7 +139,7 @@ class Journal:
         self.job = job
         self._documents = Documents(target, read_only=read_only)
         self._folder = self._documents.local_folder(self._done)
-        self._lines = None if self._folder is None else ResultLines(self._folder)
+        self._lines = None if self._folder is None else ResultLines(self._folder, self._text(list(_FIELDS)))
         self._added_one = False
 
     @property
@@ -155,7 +159,7 @@ class Journal:
     def add(self, results: Iterable[TaskResult], *, level: int = 0, durable: bool = False) -> None:
         """Add results of tasks, as one document."""
         held = list(results)
-        text = self._text(held)
+        text = self._text(wire.to_columns(TaskResult, held))
         name = name_of([(result.stage, result.index) for result in held], level)
         self._documents.write(f"{self._done}/{name}", text, durable=durable)
 
@@ -168,8 +172,9 @@ class Journal:
         lines = self._lines
         if lines is not None and self._added_one:
             try:
-                lines.add(self._text([result]))
-            except OSError:  # no locks, or a full disk, which a document will tell of
+                lines.add(_ENCODER.encode(_values_of(result)))
+            except (OSError, TypeError, ValueError):
+                # No locks, or a full disk, which a document will tell of; or no plain numbers: a document holds others.
                 self._lines = None
             else:
                 return
@@ -199,9 +204,9 @@ class Journal:
         ResumeError
             If a document is damaged.
         """
-        texts = self._read_lines()  # before the documents: there they go
-        texts |= dict(sorted(self._documents.read_all(self._done).items()))
-        return {(result.stage, result.index): result for result in self._results(texts)}
+        results = self._read_lines()  # before the documents: there they go
+        results += self._results(dict(sorted(self._documents.read_all(self._done).items())))
+        return {(result.stage, result.index): result for result in results}
 
     def done(self) -> set[tuple[int, int]]:
         """Return the tasks that are done, by stage and number.
@@ -224,7 +229,7 @@ class Journal:
             texts = self._documents.read_several(self._done, [name for name, run in tasks.items() if run is None])
             if all(text is not None for text in texts.values()):  # else a driver has just merged some
                 break
-        read = [TaskRun(one.stage, one.index, one.index + 1) for one in self._results(lines | texts)]
+        read = [TaskRun(one.stage, one.index, one.index + 1) for one in (*lines, *self._results(texts))]
         return [*(run for run in tasks.values() if run is not None), *read]
 
     def merge(self) -> None:
@@ -233,8 +238,8 @@ class Journal:
         Few more results are held at once than make a large document, three times as many at most: a driver that keeps
         a hundred thousand of them should not hold them twice.
         """
-        with self._moved_lines() as lines:
-            results = self._results(lines)
+        with self._moved_lines() as files:
+            results = self._results_in(files)
             for first in range(0, len(results), _LARGE_DOCUMENT):
                 self.add(results[first : first + _LARGE_DOCUMENT], level=1)
         names = self._documents.names(self._done)
@@ -287,16 +292,29 @@ class Journal:
             if folder != "drivers" and (folder != self.job) == others:
                 self._documents.delete_folder(folder)
 
-    def _text(self, results: Sequence[TaskResult]) -> str:
-        """Return the document of some results, on one line."""
-        columns = wire.to_columns(TaskResult, results)
+    def _text(self, columns: object) -> str:
+        """Return the document of some results, or the head of lines of them, as one line."""
         return _ENCODER.encode({"rechunk_exec": wire.VERSION, "type": _RESULTS, "job": self.job, "columns": columns})
 
-    def _read_lines(self) -> dict[str, str | None]:
-        return {} if self._folder is None else dict(read_lines(self._folder))
+    def _read_lines(self) -> list[TaskResult]:
+        return [] if self._folder is None else self._results_in(read_lines(self._folder))
 
-    def _moved_lines(self) -> AbstractContextManager[dict[str, str]]:
+    def _moved_lines(self) -> AbstractContextManager[dict[str, list[str]]]:
         return nullcontext({}) if self._folder is None else moved_lines(self._folder)
+
+    def _results_in(self, files: Mapping[str, Sequence[str]]) -> list[TaskResult]:
+        """Return the results in files of lines."""
+        return [result for name, lines in files.items() if lines for result in self._results_in_file(name, lines)]
+
+    def _results_in_file(self, name: str, lines: Sequence[str]) -> list[TaskResult]:
+        head, *rows = lines
+        try:
+            fields = self._columns(head)
+            table = json.loads(f"[{','.join(rows)}]")
+            columns = dict(zip(fields, map(list, zip(*table, strict=True)), strict=True)) if table else {}
+            return _from_columns(columns) if table else []
+        except (SerializationError, ValueError, TypeError, RecursionError) as error:
+            raise _damaged(name, error) from error
 
     def _results(self, texts: Mapping[str, str | None]) -> list[TaskResult]:
         """Return the results in many documents, in order. They are checked as one, which takes a third of the time."""

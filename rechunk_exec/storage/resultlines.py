@@ -7,6 +7,7 @@ removal; who finds that its file was removed makes another.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -27,6 +28,8 @@ class ResultLines:
     ----------
     folder : Path
         Where it is to be; made when it is needed.
+    head : str
+        Its first line, which says what the others are.
 
     Raises
     ------
@@ -34,8 +37,9 @@ class ResultLines:
         From each method, if the file system cannot do what it must: hold files, and locks of them.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, head: str) -> None:
         self._folder = folder
+        self._head = head
         self._mutex = threading.Lock()
         self._file: _File | None = None
 
@@ -44,85 +48,72 @@ class ResultLines:
         line = text.encode() + b"\n"
         with self._mutex:
             while self._file is None or not self._file.add(line):
-                self._file = _File(self._folder)
+                self._file = _File(self._folder, self._head)
 
 
 class _File:
     """An open file, which others may remove."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, head: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{secrets.token_hex(8)}{_ENDING}"
         self._descriptor = os.open(path, _ADD, 0o666)
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         try:
-            with _locked(self._descriptor):
-                pass
-        except OSError:  # no locks on this file system
+            self.add(head.encode() + b"\n")
+        except OSError:  # no locks on this file system, or no room
             path.unlink(missing_ok=True)
             raise
 
     def add(self, line: bytes) -> bool:
         """Add a line; False if the file has been removed."""
-        with _locked(self._descriptor):
-            before = os.fstat(self._descriptor)
+        descriptor = self._descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            before = os.fstat(descriptor)
             if not before.st_nlink:
                 return False
-            try:
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
-            except OSError:  # a full disk
-                os.ftruncate(self._descriptor, before.st_size)
-                raise
-        return True
+            if os.write(descriptor, line) < len(line):  # the disk is full, nearly
+                os.ftruncate(descriptor, before.st_size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def read_lines(folder: Path) -> dict[str, str]:
-    """Return the lines of all files in a folder, each by a name."""
-    lines: dict[str, str] = {}
+def read_lines(folder: Path) -> dict[str, list[str]]:
+    """Return the lines of each file in a folder, the head first."""
+    files = {}
     for path in _files(folder):
         with suppress(FileNotFoundError):  # its lines have been moved
-            lines |= _lines_in(path.name, path.read_bytes())
-    return lines
+            files[path.name] = _lines_in(path)
+    return files
 
 
 @contextmanager
-def moved_lines(folder: Path) -> Iterator[dict[str, str]]:
-    """Give the lines of all files in a folder, each by a name; they are gone when the context ends without an error."""
+def moved_lines(folder: Path) -> Iterator[dict[str, list[str]]]:
+    """Give the lines of each file in a folder; the files are gone when the context ends without an error."""
     with ExitStack() as held:
-        lines: dict[str, str] = {}
-        paths = []
+        files = {}
         for path in _files(folder):
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            held.callback(os.close, descriptor)
-            held.enter_context(_locked(descriptor))
-            lines |= _lines_in(path.name, path.read_bytes())
-            paths.append(path)
-        yield lines
-        for path in paths:
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+            with suppress(FileNotFoundError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # NFS wants that for a lock
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # until it is closed
+                files[path.name] = _lines_in(path)
+        yield files
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{_ENDING}"))
 
 
-def _lines_in(name: str, content: bytes) -> dict[str, str]:
-    """Return lines by the name of their file and their number. The last one may be still on its way, or have been cut.
+def _lines_in(path: Path) -> list[str]:
+    """Return the lines of a file that are whole: the last one may be on its way, or be cut.
 
     A power cut leaves zeros where lines were to be.
     """
-    lines = content.split(b"\n")[:-1]
-    return {f"{name}:{number}": line.decode(errors="replace") for number, line in enumerate(lines) if line.strip(b"\0")}
+    content = path.read_bytes().partition(b"\0")[0]
+    return content.decode(errors="replace").split("\n")[:-1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import multiprocessing
 import os
 import threading
@@ -343,7 +344,7 @@ def test_on_a_disk_a_process_has_one_document_and_one_file_of_lines(tmp_path: Pa
         held.add_one(result_of(index))
     assert documents_of(ref) == ["0-0-0"], "its name tells of the first task"
     (lines,) = [name for name in files_of(ref) if name.endswith(".lines")]
-    assert len((tmp_path / "target/.rechunk_exec/job/done" / lines).read_text().splitlines()) == 9
+    assert len((tmp_path / "target/.rechunk_exec/job/done" / lines).read_text().splitlines()) == 10, "a head, and nine"
     Journal(ref, "job").merge()
     assert documents_of(ref) == files_of_json(ref) == ["0-0-0", "1-0-1-10"]
     held.add_one(result_of(10))  # its file has gone
@@ -365,7 +366,7 @@ def test_a_merge_beside_a_reader_hides_no_line(tmp_path: Path, monkeypatch: pyte
     for index in range(5):
         held.add_one(result_of(index))
 
-    def read(folder: Path) -> dict[str, str]:
+    def read(folder: Path) -> dict[str, list[str]]:
         if before:
             held.merge()
         lines = resultlines.read_lines(folder)
@@ -388,9 +389,9 @@ def test_a_large_file_of_lines_becomes_documents_of_a_bounded_size(tmp_path: Pat
     assert documents_of(ref) == ["0-0-0", "1-0-1-9", "1-0-17-21", "1-0-9-17"]
 
 
-@pytest.mark.parametrize("kept", [0, 1, 100, -1])
+@pytest.mark.parametrize("kept", [0, 1, 40, -1])
 def test_a_line_that_was_cut_is_a_task_that_is_not_known(tmp_path: Path, kept: int) -> None:
-    """Of the last line, a writer that was killed, or is still at it, leaves some bytes, and a power cut zeros."""
+    """Of the last line, a writer that was killed, or is still at it, leaves some bytes; a power cut leaves zeros."""
     ref = target_of("local", tmp_path)
     held = Journal(ref, "job")
     for index in range(5):
@@ -405,18 +406,60 @@ def test_a_line_that_was_cut_is_a_task_that_is_not_known(tmp_path: Path, kept: i
     assert held.results() == expected
 
 
-def test_a_damaged_line_is_refused_and_named_and_not_merged_away(tmp_path: Path) -> None:
+def test_of_a_file_of_lines_that_begins_with_zeros_nothing_is_known(tmp_path: Path) -> None:
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    for index in range(5):
+        held.add_one(result_of(index))
+    (path,) = (tmp_path / "target/.rechunk_exec/job/done").glob("*.lines")
+    path.write_bytes(bytes(200) + path.read_bytes()[200:])
+    assert held.results() == {(0, 0): result_of(0)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.replace(b"[0,2,", b"[0,-2,"),
+        lambda content: content.replace(b"[0,2,", b"[0,"),
+        lambda content: content.replace(b"[0,2,", b"[0,2,{},"),
+        lambda content: content.replace(b"[0,2,", b'[0,"2",'),
+        lambda content: content.replace(b"[0,2,", b"0,2,"),
+        lambda content: content.replace(b"[0,2,", b"[0,NaN,"),
+        lambda content: content.replace(b"[0,2,", b"[0," + b"9" * 5000 + b","),
+        lambda content: content.replace(b"[0,2,", b"[" * 100_000),
+        lambda content: content.replace(b"[0,2,", b"\xff\xfe,"),
+        lambda content: content.replace(b'"job":"job"', b'"job":"other"'),
+        lambda content: content.replace(b'"seconds"', b'"second"'),
+        lambda content: content.replace(b'"columns":[', b'"columns":{},"more":['),
+        lambda content: content.replace(b'"columns":[', b'"columns":7,"columns":['),
+        lambda content: content.partition(b"\n")[2],
+    ],
+)
+def test_damaged_lines_are_refused_and_named_and_not_merged_away(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     ref = target_of("local", tmp_path)
     held = Journal(ref, "job")
     for index in range(4):
         held.add_one(result_of(index))
     (path,) = (tmp_path / "target/.rechunk_exec/job/done").glob("*.lines")
-    path.write_bytes(path.read_bytes().replace(b'"index":[2]', b'"index":[-2]'))
+    assert damage(path.read_bytes()) != path.read_bytes()
+    path.write_bytes(damage(path.read_bytes()))
     before = snapshot(tmp_path)
     for read in (held.results, held.done, held.merge):
-        with pytest.raises(ResumeError, match=rf"its document '{path.name}:1' is not: .*at least 0"):
+        with pytest.raises(ResumeError, match=rf"its document '{path.name}' is not: "):
             read()
     assert snapshot(tmp_path) == before
+
+
+def test_a_result_that_is_no_line_of_numbers_is_a_document(tmp_path: Path) -> None:
+    ref = target_of("local", tmp_path)
+    held = Journal(ref, "job")
+    odd = [result_of(0), result_of(1), result_of(2, seconds=math.inf), result_of(3)]
+    for result in odd:
+        held.add_one(result)
+    assert documents_of(ref) == ["0-0-0", "0-0-2", "0-0-3"]
+    assert held.results().keys() == {(0, index) for index in range(4)}
 
 
 def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
