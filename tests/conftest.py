@@ -40,13 +40,7 @@ ONCE = (
     "tests/executors/test_batch_executor.py",
     "tests/executors/test_beam.py::test_a_task_that_always_fails",
     "tests/executors/test_beam.py::test_an_interrupt",
-    "tests/executors/test_contract.py::TestClusterOf",
-    "tests/executors/test_contract.py::TestForeignPool",
-    "tests/executors/test_contract.py::TestLoky",
-    "tests/executors/test_contract.py::TestProcessPool",
-    "tests/executors/test_contract.py::TestProcessesByName",
-    "tests/executors/test_contract.py::TestSameThreadPool",
-    "tests/executors/test_contract.py::TestThreadPool",
+    "tests/executors/test_contract.py",
     "tests/executors/test_contract_batch.py",
     "tests/executors/test_contract_beam.py",
     "tests/executors/test_contract_gpu.py",
@@ -63,7 +57,9 @@ ONCE = (
     "tests/storage/test_icechunk_temp.py",
     "tests/storage/test_journal.py",
     "tests/storage/test_lease.py",
+    "tests/storage/test_locations.py",
     "tests/test_algorithm.py",
+    "tests/test_bad_input.py",
     "tests/test_batch.py",
     "tests/test_budget.py",
     "tests/test_cli.py",
@@ -81,10 +77,10 @@ ONCE = (
     "tests/testing/",
     "tests/verification/test_levels.py",
 )
-"""Tests that learn little from another interpreter and its zarr: planning, schedulers, drivers and their journals,
-faults, what is printed. They are more than half of the time. With the variable RECHUNK_EXEC_AGAIN, which CI sets on the
-second interpreter, they are left out; those of metadata, codecs, stores, copying, reports, Beam and our own worker
-processes run on both."""
+"""Tests that learn little from another interpreter and its zarr: planning, schedulers and their contract, drivers and
+their journals, faults, what is refused and printed. They are more than half of the time. With the variable
+RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are left out; those of metadata, codecs, stores,
+copying, reports, Beam and our own worker processes run on both."""
 
 Needs = Callable[[str], ModuleType]
 

@@ -13,13 +13,17 @@ from tests.executors.flink_cluster import held_gateway, running_flink
 
 
 class TestFlink(ExecutorContract):
-    """What is long here, test_flink.py shows as well: a job of two stages with retries, one that fails and goes on."""
+    """What is long here, test_flink.py shows as well, on its cluster: stages one after the other with retries, a job
+    that fails and goes on with the tasks that are left, one that is interrupted."""
 
     long: ClassVar[tuple[str, ...]] = (
         "test_a_task_that_fails_is_tried_again_and_no_more",
         "test_running_again_after_a_failure_is_harmless",
         "test_tasks_that_run_twice_at_once_leave_the_same_bytes",
         "test_a_whole_job",
+        "test_a_whole_job_of_three_stages",
+        "test_the_tasks_that_are_left",
+        "test_a_listener_that_raises_stops_the_run",
     )
     exceptions: ClassVar[Mapping[str, str]] = {
         "test_retries_are_told": "they happen on the workers: events tell of them when the task is done, and not why"
