@@ -169,21 +169,21 @@ def _weighed(
     if one is not None and (request.most_stages == 1 or _beats_any_two(request, one)):
         return {DIRECT: one}
     found = [] if direct is None else [direct]
-    known = min(known, below / NEAR)
     if keeps_limits(request, least):
         known = min(known, sum(stage.predicted_s for stage in least))
+    needless = holds_all(request)
     for way in _ways(request):
         alike = [rows for rows in found if rows.way.stages == way.stages]
-        if way.stages > 3 and not any(rows.way.stages == way.stages - 1 for rows in found):
+        if way.stages > (2 if needless else 3) and not any(rows.way.stages == way.stages - 1 for rows in found):
             # where one stage less did not gain by it, this one does not either
             break
         fastest = min((known, *(rows.fastest for rows in found if rows.way.stages < way.stages)))
-        if way.stages > 2 or holds_all(request):
+        if way.stages > 2 or needless:
             fastest = (fastest - request.cost.deeper_s) / NEAR
         elif direct is not None:
             # one stage that reads and writes less is preferred where it is nearly as fast
             fastest = min(fastest, float(direct.seconds[direct.traffic < 4].min(initial=math.inf)) / NEAR)
-        fastest = min((fastest, *(rows.fastest for rows in alike)))
+        fastest = min((fastest, below / NEAR, *(rows.fastest for rows in alike)))
         if request.cost.in_flight_scales and any(way.sharded):
             # on a disk it has to be faster than what is nearly as fast as the fastest: see choosing
             fastest /= NEAR**2

@@ -92,12 +92,14 @@ def _why(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> str:
         stage = weighed[winner][0]
         if stage.elements_read == stage.elements:
             return "chosen: one pass reads and writes everything once; two stages cannot be faster"
-        if holds_all(request):
+        if not request.staged:
+            return "chosen: there is no place for an intermediate, so it is one stage"
+        limits = (request.max_objects, request.min_object_bytes, request.max_temp_bytes)
+        if limits == (None, None, None) and request.most_stages > 1 and request.cost.deeper_s and holds_all(request):
             return (
                 f"chosen: a task can hold the whole array, and two stages do not save {request.cost.deeper_s:g} s, "
                 "which an intermediate must be worth then"
             )
-        limits = (request.max_objects, request.min_object_bytes, request.max_temp_bytes)
         bounds = "the budget" if limits == (None, None, None) else "the budget and the limits"
         return f"chosen: no two stages within {bounds} are faster"
     if len(weighed) == 1:

@@ -80,7 +80,7 @@ ONCE = (
 """Tests that learn little from another interpreter and its zarr: planning, schedulers and their contract, drivers and
 their journals, faults, what is refused and printed. They are more than half of the time. With the variable
 RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are left out; those of metadata, codecs, stores,
-copying, reports, Beam and our own worker processes run on both."""
+copying, reports, Beam and processes run on both, but for places, journals and contracts of executors."""
 
 Needs = Callable[[str], ModuleType]
 

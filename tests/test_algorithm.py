@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rechunk_exec.algorithm import plan
+from rechunk_exec.algorithm import faster_plan, plan
 from rechunk_exec.candidates import per_count, region_sizes
 from rechunk_exec.choosing import holds_all
 from rechunk_exec.cost import CostModel
@@ -487,7 +487,8 @@ def test_an_array_that_a_task_can_hold_gets_no_intermediate_to_keep_workers_busy
         busy = replace(request, cost=replace(local, tasks_at_once=workers), threads=1)
         planned = plan(busy)
         assert len(planned.stages) == 1
-        assert not planned.alternatives or "whole array" in planned.alternatives[0].why
+        (chosen,) = [other for other in planned.alternatives if other.chosen]
+        assert "a task can hold the whole array, and two stages do not save 1 s" in chosen.why
         if workers > 2:
             assert len(plan(replace(busy, cost=replace(busy.cost, deeper_s=0.0))).stages) == 2
 
@@ -495,7 +496,15 @@ def test_an_array_that_a_task_can_hold_gets_no_intermediate_to_keep_workers_busy
 def test_an_array_that_a_task_can_hold_gets_an_intermediate_that_saves_seconds() -> None:
     request = _request((1000, 2000, 2000), (1, 2000, 2000), (1000, 50, 50), 40_000_000_000)
     busy = replace(request, cost=replace(CostModel.local().scaled(16), tasks_at_once=16), threads=1)
-    assert len(plan(busy).stages) == 2
+    planned = plan(busy)
+    assert len(planned.stages) == 2
+    faster = faster_plan(busy, planned.predicted_s * 1.05)
+    assert faster is not None
+    assert faster.stages == planned.stages
+    reasons = {"the budget and the limits": replace(busy, max_temp_bytes=0), "no place": replace(busy, staged=False)}
+    for reason, other in reasons.items():
+        (chosen,) = [alternative for alternative in plan(other).alternatives if alternative.chosen]
+        assert reason in chosen.why
 
 
 LIMITED = replace(

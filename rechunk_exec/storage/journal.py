@@ -21,18 +21,18 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rechunk_exec import wire
-from rechunk_exec.errors import ResumeError, SerializationError
+from rechunk_exec.errors import ResumeError, SerializationError, StorageError
 from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.identity import Fingerprint
-from rechunk_exec.storage.resultlines import ResultLines, moved_lines, read_lines
+from rechunk_exec.storage.resultlines import ResultLines, moved_lines, read_lines, remove_lines
 from rechunk_exec.storage.resultnames import TaskRun, count_tasks, level_of, name_of, tasks_of
 from rechunk_exec.tasks import ArrayRef, refuse_job_name
 
@@ -174,7 +174,7 @@ class Journal:
             try:
                 lines.add(_ENCODER.encode(_values_of(result)))
             except (OSError, TypeError, ValueError):
-                # No locks, or a full disk, which a document will tell of; or no plain numbers: a document holds others.
+                # A full disk, say, which a document will tell of; or no plain numbers: a document holds others.
                 self._lines = None
             else:
                 return
@@ -184,8 +184,9 @@ class Journal:
     def replace(self, results: Iterable[TaskResult]) -> None:
         """Hold these results instead of those so far. For the one driver of the job only."""
         held = list(results)
-        with self._moved_lines():
-            pass
+        if self._folder is not None:
+            with self._told("removed"):
+                remove_lines(self._folder)
         # Those so far go first: a task of which nothing is known is run again, which is harmless.
         self._documents.delete_several(self._done, self._documents.names(self._done))
         if held:
@@ -238,10 +239,12 @@ class Journal:
         Few more results are held at once than make a large document, three times as many at most: a driver that keeps
         a hundred thousand of them should not hold them twice.
         """
-        with self._moved_lines() as files:
-            results = self._results_in(files)
-            for first in range(0, len(results), _LARGE_DOCUMENT):
-                self.add(results[first : first + _LARGE_DOCUMENT], level=1)
+        if self._folder is not None:
+            with self._told("moved"):
+                for name, lines in moved_lines(self._folder):
+                    results = self._results_in_file(name, lines)
+                    if results:
+                        self.add(results, level=1)
         names = self._documents.names(self._done)
         for level in sorted({level_of(name) for name in names}):
             small: Sequence[str] = [name for name in names if level_of(name) == level]
@@ -297,22 +300,29 @@ class Journal:
         return _ENCODER.encode({"rechunk_exec": wire.VERSION, "type": _RESULTS, "job": self.job, "columns": columns})
 
     def _read_lines(self) -> list[TaskResult]:
-        return [] if self._folder is None else self._results_in(read_lines(self._folder))
-
-    def _moved_lines(self) -> AbstractContextManager[dict[str, list[str]]]:
-        return nullcontext({}) if self._folder is None else moved_lines(self._folder)
-
-    def _results_in(self, files: Mapping[str, Sequence[str]]) -> list[TaskResult]:
         """Return the results in files of lines."""
-        return [result for name, lines in files.items() if lines for result in self._results_in_file(name, lines)]
+        if self._folder is None:
+            return []
+        with self._told("read"):
+            files = read_lines(self._folder)
+        return [result for name, lines in files.items() for result in self._results_in_file(name, lines)]
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Raise what the file system says of files of lines as :class:`StorageError`."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"lines of results in {self._folder} cannot be {what}: {error}") from error
 
     def _results_in_file(self, name: str, lines: Sequence[str]) -> list[TaskResult]:
-        head, *rows = lines
+        head, *rows = lines or [""]
+        if not rows:
+            return []
         try:
             fields = self._columns(head)
             table = json.loads(f"[{','.join(rows)}]")
-            columns = dict(zip(fields, map(list, zip(*table, strict=True)), strict=True)) if table else {}
-            return _from_columns(columns) if table else []
+            return _from_columns(dict(zip(fields, map(list, zip(*table, strict=True)), strict=True)))
         except (SerializationError, ValueError, TypeError, RecursionError) as error:
             raise _damaged(name, error) from error
 

@@ -13,7 +13,7 @@ from tests.executors.flink_cluster import held_gateway, running_flink
 
 
 class TestFlink(ExecutorContract):
-    """What is long here, test_flink.py shows as well, on its cluster: stages one after the other with retries, a job
+    """Of what is long here, test_flink.py shows most, on its cluster: stages one after the other with retries, a job
     that fails and goes on with the tasks that are left, one that is interrupted."""
 
     long: ClassVar[tuple[str, ...]] = (
@@ -23,7 +23,6 @@ class TestFlink(ExecutorContract):
         "test_a_whole_job",
         "test_a_whole_job_of_three_stages",
         "test_the_tasks_that_are_left",
-        "test_a_listener_that_raises_stops_the_run",
     )
     exceptions: ClassVar[Mapping[str, str]] = {
         "test_retries_are_told": "they happen on the workers: events tell of them when the task is done, and not why"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import math
 import multiprocessing
@@ -10,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import pytest
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from rechunk_exec import storage, wire
-from rechunk_exec.errors import ResumeError, SerializationError
+from rechunk_exec.errors import ResumeError, SerializationError, StorageError
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.storage import FinishedRecord, Journal, documents, journal, read_finished, read_job, resultlines
 from rechunk_exec.storage.documents import Documents
@@ -251,7 +250,7 @@ def test_readers_never_see_fewer_results_than_there_were(tmp_path: Path, one_by_
                 faults.append(f"{seen} of {least}")
 
     readers = [threading.Thread(target=read) for _ in range(2)]
-    with mock.patch.object(journal, "MERGED_AT_ONCE", 4):
+    with mock.patch.object(journal, "MERGED_AT_ONCE", 4), mock.patch.object(resultlines, "MOST_LINES", 5):
         for thread in readers:
             thread.start()
         for index in range(100):
@@ -281,7 +280,7 @@ def test_threads_add_while_the_driver_merges(target: ArrayRef) -> None:
     threads = [threading.Thread(target=add, args=(first,)) for first in (0, 60, 120)]
     for thread in threads:
         thread.start()
-    with mock.patch.object(journal, "MERGED_AT_ONCE", 8):
+    with mock.patch.object(journal, "MERGED_AT_ONCE", 8), mock.patch.object(resultlines, "MOST_LINES", 5):
         while any(thread.is_alive() for thread in threads):
             driver.merge()
     for thread in threads:
@@ -294,8 +293,9 @@ def add_in_a_process(ref: ArrayRef, first: int) -> None:
     for index in range(first, first + 30):
         held.add([result_of(index)])
         held.add([result_of(index)])  # as a task that ran twice does
-    for index in range(first + 30, first + 500):
-        held.add_one(result_of(index))
+    with mock.patch.object(resultlines, "MOST_LINES", 7):
+        for index in range(first + 30, first + 500):
+            held.add_one(result_of(index))
 
 
 def test_processes_add_while_the_driver_merges(tmp_path: Path) -> None:
@@ -337,56 +337,103 @@ def test_results_of_one_process_are_read_back(target: ArrayRef) -> None:
     assert reader.results() == {(0, 4): result_of(4)}
 
 
-def test_on_a_disk_a_process_has_one_document_and_one_file_of_lines(tmp_path: Path) -> None:
+def lines_of(ref: ArrayRef) -> list[Path]:
+    """Files of lines, those that are full last."""
+    folder = Documents(ref, read_only=True).local_folder("job/done")
+    return [] if folder is None else sorted(folder.glob("*.lines"), key=lambda path: (len(path.name), path.name))
+
+
+def forget_time(ref: ArrayRef) -> None:
+    """Have nobody have written to files of lines for long."""
+    for path in lines_of(ref):
+        os.utime(path, (0, 0))
+
+
+def test_on_a_disk_a_process_has_one_document_and_files_of_lines(tmp_path: Path) -> None:
     ref = target_of("local", tmp_path)
-    held = Journal(ref, "job")
-    for index in range(10):
-        held.add_one(result_of(index))
+    held, driver = Journal(ref, "job"), Journal(ref, "job")
+    with mock.patch.object(resultlines, "MOST_LINES", 4):
+        for index in range(11):
+            held.add_one(result_of(index))
     assert documents_of(ref) == ["0-0-0"], "its name tells of the first task"
-    (lines,) = [name for name in files_of(ref) if name.endswith(".lines")]
-    assert len((tmp_path / "target/.rechunk_exec/job/done" / lines).read_text().splitlines()) == 10, "a head, and nine"
-    Journal(ref, "job").merge()
-    assert documents_of(ref) == files_of_json(ref) == ["0-0-0", "1-0-1-10"]
-    held.add_one(result_of(10))  # its file has gone
-    assert len(files_of(ref)) == 3
+    assert [len(path.read_text().splitlines()) for path in lines_of(ref)] == [3, 5, 5], "a head, and the others"
+    driver.merge()
+    assert documents_of(ref) == ["0-0-0", "1-0-1-5", "1-0-5-9"]
+    (left,) = lines_of(ref)
+    held.add_one(result_of(11))
+    assert lines_of(ref) == [left], "it is not full"
+    forget_time(ref)
+    driver.merge()  # its name is taken away
+    assert documents_of(ref) == ["0-0-0", "1-0-1-5", "1-0-5-9"]
+    held.add_one(result_of(12))
+    assert len(lines_of(ref)) == 2
+    driver.merge()  # now it is moved
+    assert documents_of(ref) == ["0-0-0", "1-0-1-5", "1-0-5-9", "1-0-9-12"]
+    assert driver.results() == by_task([result_of(index) for index in range(13)])
     held.forget()
     assert not (tmp_path / "target/.rechunk_exec").exists()
-    held.add_one(result_of(11))
-    assert held.results() == {(0, 11): result_of(11)}
+    held.add_one(result_of(13))
+    assert held.results() == {(0, 13): result_of(13)}
 
 
-def files_of_json(ref: ArrayRef) -> list[str]:
-    return [name.removesuffix(".json") for name in files_of(ref)]
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_a_merge_beside_a_reader_hides_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool) -> None:
+def test_a_line_that_was_on_its_way_while_its_file_was_renamed_is_moved_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ref = target_of("local", tmp_path)
-    held = Journal(ref, "job")
+    held, driver = Journal(ref, "job"), Journal(ref, "job")
+    for index in range(3):
+        held.add_one(result_of(index))
+    forget_time(ref)
+    write = os.write
+
+    def write_later(descriptor: int, content: bytes) -> int:
+        monkeypatch.undo()
+        driver.merge()  # the file is open by now
+        return write(descriptor, content)
+
+    monkeypatch.setattr(os, "write", write_later)
+    held.add_one(result_of(3))
+    assert driver.results() == by_task([result_of(index) for index in range(4)])
+    driver.merge()
+    assert (documents_of(ref), lines_of(ref)) == (["0-0-0", "1-0-1-4"], [])
+
+
+@pytest.mark.parametrize("step", ["rename", "merge"])
+def test_a_merge_beside_a_reader_hides_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Right before each file is read, and before and after all are."""
+    ref = target_of("local", tmp_path)
+    held, driver = Journal(ref, "job"), Journal(ref, "job")
     for index in range(5):
         held.add_one(result_of(index))
+    expected = by_task([result_of(index) for index in range(5)])
+    read_lines, read_bytes = resultlines.read_lines, Path.read_bytes
+
+    def interfere() -> None:
+        forget_time(ref)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "read_bytes", read_bytes)
+            for _ in range(1 if step == "rename" else 2):
+                driver.merge()
 
     def read(folder: Path) -> dict[str, list[str]]:
-        if before:
-            held.merge()
-        lines = resultlines.read_lines(folder)
-        held.merge()
+        interfere()
+        held.add_one(result_of(2))
+        lines = read_lines(folder)
+        interfere()
         return lines
 
     monkeypatch.setattr(journal, "read_lines", read)
-    assert held.results() == by_task([result_of(index) for index in range(5)])
-    held.add_one(result_of(5))
-    assert held.done() == {(0, index) for index in range(6)}
+    assert held.results() == expected
+    monkeypatch.setattr(journal, "read_lines", read_lines)
+    held.add_one(result_of(3))
 
+    def read_one(path: Path) -> bytes:
+        interfere()
+        return read_bytes(path)
 
-def test_a_large_file_of_lines_becomes_documents_of_a_bounded_size(tmp_path: Path) -> None:
-    ref = target_of("local", tmp_path)
-    held = Journal(ref, "job")
-    with mock.patch.object(journal, "_LARGE_DOCUMENT", 8):
-        for index in range(21):
-            held.add_one(result_of(index))
-        held.merge()
-    assert documents_of(ref) == ["0-0-0", "1-0-1-9", "1-0-17-21", "1-0-9-17"]
+    monkeypatch.setattr(Path, "read_bytes", read_one)
+    assert held.results() == expected
+    assert held.done() == set(expected)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, -1])
@@ -396,14 +443,15 @@ def test_a_line_that_was_cut_is_a_task_that_is_not_known(tmp_path: Path, kept: i
     held = Journal(ref, "job")
     for index in range(5):
         held.add_one(result_of(index))
-    (path,) = (tmp_path / "target/.rechunk_exec/job/done").glob("*.lines")
+    (path,) = lines_of(ref)
     *before, last = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(before) + (bytes(len(last)) if kept < 0 else last[:kept]))
     expected = by_task([result_of(index) for index in range(4)])
     assert held.results() == expected
     assert held.done() == set(expected)
+    path.rename(path.with_name("a.full.lines"))
     held.merge()
-    assert held.results() == expected
+    assert (held.results(), lines_of(ref)) == (expected, [])
 
 
 def test_of_a_file_of_lines_that_begins_with_zeros_nothing_is_known(tmp_path: Path) -> None:
@@ -411,7 +459,7 @@ def test_of_a_file_of_lines_that_begins_with_zeros_nothing_is_known(tmp_path: Pa
     held = Journal(ref, "job")
     for index in range(5):
         held.add_one(result_of(index))
-    (path,) = (tmp_path / "target/.rechunk_exec/job/done").glob("*.lines")
+    (path,) = lines_of(ref)
     path.write_bytes(bytes(200) + path.read_bytes()[200:])
     assert held.results() == {(0, 0): result_of(0)}
 
@@ -442,12 +490,13 @@ def test_damaged_lines_are_refused_and_named_and_not_merged_away(
     held = Journal(ref, "job")
     for index in range(4):
         held.add_one(result_of(index))
-    (path,) = (tmp_path / "target/.rechunk_exec/job/done").glob("*.lines")
+    (path,) = lines_of(ref)
     assert damage(path.read_bytes()) != path.read_bytes()
     path.write_bytes(damage(path.read_bytes()))
+    path = path.rename(path.with_name("a.full.lines"))
     before = snapshot(tmp_path)
     for read in (held.results, held.done, held.merge):
-        with pytest.raises(ResumeError, match=rf"its document '{path.name}' is not: "):
+        with pytest.raises(ResumeError, match=r"its document 'a\.full\.lines' is not: "):
             read()
     assert snapshot(tmp_path) == before
 
@@ -484,20 +533,21 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytes
     assert held.results() == by_task([result_of(index) for index in range(5)])
 
 
-def test_where_files_cannot_be_locked_each_result_is_a_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["results", "done", "merge", "replace"])
+def test_lines_that_cannot_be_had_are_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
     ref = target_of("local", tmp_path)
     held = Journal(ref, "job")
     for index in range(3):
         held.add_one(result_of(index))
-    held.merge()
-    assert files_of_json(ref) == ["0-0-0", "0-0-1", "0-0-2"]
-    assert held.results() == by_task([result_of(index) for index in range(3)])
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StorageError, match=rf"lines of results in .*done cannot be .*{os.strerror(errno.EMFILE)}"):
+        getattr(held, call)(*[[]] * (call == "replace"))
 
 
 # The job, and its end.
