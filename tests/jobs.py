@@ -24,8 +24,8 @@ from tests.values import Array, position_values, same_bits
 
 Shape: TypeAlias = tuple[int, ...]
 ZarrArray: TypeAlias = "zarr.Array[Any]"
-QUICK_STAGES = replace(rx.CostModel.local(), stage_s=0.0, deeper_s=0.0)
-"""A machine on which a stage takes no time to start and has to save none, so that small arrays are worth a second."""
+QUICK_STAGES = replace(rx.CostModel.local(), stage_s=0.0)
+"""A machine on which a stage takes no time to start, so that small arrays are worth a second one."""
 
 
 def make_array(
