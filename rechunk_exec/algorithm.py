@@ -6,8 +6,8 @@
 2. One stage: every combination of the regions worth weighing that fits (:mod:`rechunk_exec.search`).
 3. Two, three and four stages, through uncompressed intermediates of one object a chunk, or one a task; unless what is
    known already is faster than any of them can be. A third has to save ``CostModel.deeper_s``, and so has a fourth,
-   which is only tried where the third did; and a second, where one task can hold the whole array and only several
-   workers would make an intermediate worth while.
+   which is only tried where the third did. So has a second, where each of several workers can hold the whole array:
+   no memory asks for an intermediate then.
 4. Choice (:mod:`rechunk_exec.choosing`): least predicted time; among those within 2 % least traffic, then fewest
    objects, then more tasks than the executor runs at once, then least memory of a task down to 64 MiB, and below that
    fewest tasks. On a disk intermediates of one object a task have to be faster than that.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +9,9 @@ import zarr
 
 import rechunk_exec as rx
 from examples import region_jobs
+from tests.examples.scripts import told_by
 from tests.jobs import stored_objects
 from tests.values import Array, same_bits
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def expected(folder: Path) -> Array:
@@ -25,16 +22,7 @@ def expected(folder: Path) -> Array:
 
 
 def test_it_runs_as_a_script_and_is_exact(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / "region_jobs.py", tmp_path],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT)},
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    assert "4 jobs read" in run.stdout
+    assert "4 jobs read" in told_by("region_jobs.py", tmp_path, "-W", "error")
     series = zarr.open_array(tmp_path / "differences.zarr", mode="r")
     assert (series.chunks, series.shards) == ((24, 16, 16), (24, 64, 64))
     assert same_bits(np.asarray(series[...]), expected(tmp_path))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rechunk_exec as rx
+from rechunk_exec import storage
 from tests.faults.test_changes import STOPPED_AFTER, folder, source, stopped, wanted
 from tests.faults.test_unfinished import FIRST, SECOND
 from tests.jobs import ZarrArray, assert_exact, snapshot, tasks_run
@@ -167,9 +168,27 @@ def test_results_that_claim_too_much_are_not_believed(folder: Path, source: Zarr
     assert_exact(wanted(folder).execute(), source)
 
 
-def test_random_bytes_in_any_document_never_give_a_wrong_array(folder: Path, source: ZarrArray, long: bool) -> None:
+def write_lines(target: Path) -> None:
+    """Have the results of a job be as a process leaves them that adds one after the other."""
+    ref = storage.array_ref(str(target))
+    record = storage.read_job(ref)
+    assert record is not None
+    journal = storage.Journal(ref, record.job)
+    results = journal.results().values()
+    journal.replace([])
+    for result in results:
+        journal.add_one(result)
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_random_bytes_in_any_document_never_give_a_wrong_array(
+    folder: Path, source: ZarrArray, lines: bool, long: bool
+) -> None:
     chance = random.Random(8)
-    paths = sorted((folder / "target" / ".rechunk_exec").rglob("*.json"))
+    if lines:
+        write_lines(folder / "target")
+    paths = sorted((folder / "target" / ".rechunk_exec").rglob("*.lines" if lines else "*.json"))
+    assert paths
     whole = {path: path.read_bytes() for path in (folder / "target").rglob("*") if path.is_file()}
     temp = {path: path.read_bytes() for path in (folder / "temp").rglob("*") if path.is_file()}
     for _ in range(400 if long else 15):
