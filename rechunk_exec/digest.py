@@ -8,14 +8,20 @@ of zero are bits like others. An element counts as one or more words of up to 64
 characters. In words of 32 and 64 bits the upper half is first added to the lower one, without carry: no bits are lost
 by that, and a change of signs alone does not stay in the one bit that is the same after a product with any odd number.
 
-**What is seen.** A change of one element always is, since its weight is odd. Two or more changes go unseen if their
-differences times their weights add up to zero. For changes that do not know the weights that is one chance in 2**64
-where they differ among themselves, and one in 2**(63 - k) where it is the same change again and its lowest bit, after
-that addition, is the k-th: 2**63 for the low bits of a number, 2**47 for signs of float32, 2**32 for signs of float64.
-Equal changes at all corners of a box multiply the differences of weights, which costs three or four bits more for each
-axis, and for each further digit of its indices. The same holds for elements that changed places. An array of zero bits
-has the digest 0 whatever its shape, so shapes and dtypes are compared besides. It guards against accidents: who knows
-the weights can make a change that is not seen.
+Elements of one or two bytes are taken eight bytes at a time, as many as stand side by side along the last axis: those
+of indices ``8 * i`` to ``8 * i + 7``, or ``4 * i`` to ``4 * i + 3``, are one word, of index ``i``. What a box does not
+have of a word counts as zeros. So that the parts of a word that is cut still add up, its upper half, times an odd
+number, is added to it with carry.
+
+**What is seen.** A change of one element always is: its weight is odd, or in a word of several at most 2**24 times an
+odd number. Two or more changes go unseen if their differences times their weights add up to zero. For changes that do
+not know the weights that is one chance in 2**64 where they differ among themselves, and one in 2**(63 - k) where it is
+the same change again and its lowest bit, after that addition, is the k-th: 2**63 for the low bits of a number, 2**48
+for signs of float32, 2**32 for signs of float64, 2**39 for masks in which some of every fourth values change, never
+fewer than 2**32. Equal changes at all corners of a box multiply the differences of weights, which costs three or four
+bits more for each axis, and for each further digit of its indices. The same holds for elements that changed places. An
+array of zero bits has the digest 0 whatever its shape, so shapes and dtypes are compared besides. It guards against
+accidents: who knows the weights can make a change that is not seen.
 
 **What a sample sees.** Where ``d`` of ``n`` boxes differ and ``k`` are looked at, one of the ``d`` is among them with a
 chance of ``1 - C(n - d, k) / C(n, k)``, more than ``1 - (1 - d/n)**k``: a sample of 1 % of 10,000 boxes finds a change
@@ -37,14 +43,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rechunk_exec.bytesums import ByteSums, Words
+Words = NDArray[np.uint64]
 
 _BLOCK_BYTES = 1 << 20
 """Elements are widened to 64 bits a block at a time, so that a block stays in the cache."""
-_STRIP_BYTES = 1 << 11
-"""Bytes of a row whose weights are cut into limbs at once: these are 32 times as much."""
-_FEWEST_ROWS, _FEWEST_BYTES = 128, 64
-"""From here on products of matrices are faster than sums of 64-bit words."""
+_WORD_BYTES = 8
+"""Narrow elements are taken so many bytes at a time."""
+_UPPER = np.uint64(0x9E3779B9)
+"""By which the upper half of such a word is multiplied, when it is added to the whole."""
+_SHORT_ROW = 24
+"""Rows of fewer elements are copied element by element, many rows at once."""
 _BASE = 1 << 12
 """To which the digits of indices are. Weights of digits are kept: 32 KiB for each that an axis needs."""
 _TEXTS = 4096
@@ -55,7 +63,7 @@ _SHORT_TEXT = 64
 
 def work_bytes(dtype: np.dtype[Any]) -> int:
     """Return how many bytes :func:`box_digest` works in at most, whatever the size of the box; measured."""
-    return (7 if dtype.kind == "V" else 4) * _BLOCK_BYTES
+    return (6 if dtype.kind == "V" or _is_narrow(dtype) else 4) * _BLOCK_BYTES
 
 
 def box_digest(elements: NDArray[Any], start: Sequence[int]) -> int:
@@ -169,15 +177,10 @@ class _Cut:
         low = part.first // self.unit - self.first // self.unit
         return slice(low, low + part.cells)
 
-    def strips(self, limit: int) -> Iterator[_Cut]:
-        """Cut the run into some of at most ``limit`` indices: each of cells of one size, or a part of one cell."""
-        for low, cells, size in self.runs():
-            high = low + cells * size
-            whole = max(1, limit // size) * size
-            for start in range(low, high, whole):
-                stop = min(start + whole, high)
-                for first in range(start, stop, limit):
-                    yield self.part(first, min(first + limit, stop))
+    def packed(self, each: int) -> _Cut:
+        """Return the cut of words of so many elements. If cells would cut some of them, there is one cell."""
+        first, end = self.first // each, -(-(self.first + self.count) // each)
+        return _Cut(first, end - first, end if self.unit % each else self.unit // each)
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Yield runs of cells of one size: the first index in the run, the number of cells, the indices of each."""
@@ -212,69 +215,158 @@ class _BoxWeights:
 
 def _digests(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
     """Return the digests of the cells into which ``cuts`` cut the elements."""
-    if elements.size and _are_rows_of_bytes(elements, cuts):
-        return _digests_of_rows(elements, cuts)
+    if elements.size and cuts and _is_narrow(elements.dtype):
+        return _packed_digests(elements, cuts, _WORD_BYTES // elements.dtype.itemsize)
     out = np.zeros([cut.cells for cut in cuts], np.uint64)
     if elements.size == 0:
         return out
     weights_of = _BoxWeights(cuts)
     width = max(8, elements.dtype.itemsize)
-    for low, high in _blocks(elements.shape, max(1, _BLOCK_BYTES // width)):
-        parts = [cut.part(a, b) for cut, a, b in zip(cuts, low, high, strict=True)]
-        index: Any = (*map(slice, low, high), ...)
-        block = elements[index]
-        out[tuple(cut.place(part) for cut, part in zip(cuts, parts, strict=True))] += _block_digests(
-            block, parts, weights_of.parts(parts)
-        )
+    for block, parts, place in _blocks(elements, cuts, max(1, _BLOCK_BYTES // width)):
+        out[place] += _block_digests(_words(block), parts, weights_of.parts(parts))
     return out
 
 
-def _are_rows_of_bytes(elements: NDArray[Any], cuts: Sequence[_Cut]) -> bool:
-    """Whether elements are of one byte, in long cells of many rows."""
-    if elements.dtype.kind not in "biu" or elements.dtype.itemsize != 1 or not cuts:
-        return False
-    return min(cuts[-1].unit, cuts[-1].count) >= _FEWEST_BYTES and elements.size >= _FEWEST_ROWS * cuts[-1].count
-
-
-def _digests_of_rows(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
-    """Return the same as :func:`_digests`, for elements of one byte: the last axis is added up first, in strips."""
+def _packed_digests(elements: NDArray[Any], cuts: Sequence[_Cut], each: int) -> Words:
+    """Return the digests of the cells into which ``cuts`` cut narrow elements, of which ``each`` make a word."""
     out = np.zeros([cut.cells for cut in cuts], np.uint64)
-    *leading, last = cuts
-    weights_of = _BoxWeights(leading)
-    for strip in last.strips(_STRIP_BYTES):
-        weights = axis_weights(len(leading), strip.first, strip.count) * axis_weights(-1, 0, 1)
-        byte_sums = ByteSums(weights.reshape(strip.cells, -1), elements.size // last.count)
-        columns = slice(strip.first - last.first, strip.first - last.first + strip.count)
-        for low, high in _blocks(elements.shape[:-1], max(1, _BLOCK_BYTES // strip.count)):
-            parts = [cut.part(a, b) for cut, a, b in zip(leading, low, high, strict=True)]
-            block = elements[(*map(slice, low, high), columns)]
-            sums = byte_sums.of(block.view(np.uint8).reshape(-1, strip.count))
-            sums = sums.reshape(*block.shape[:-1], strip.cells)
-            for axis, (part, weights) in enumerate(zip(parts, weights_of.parts(parts), strict=True)):
-                sums = _added_up(sums, axis, part, weights)
-            out[(*(cut.place(part) for cut, part in zip(leading, parts, strict=True)), last.place(strip))] += sums
+    weights_of = _BoxWeights([*cuts[:-1], cuts[-1].packed(each)])
+    # Words that are cut are copied, and their weights too.
+    block_bytes = _BLOCK_BYTES if _keeps_words_whole(cuts[-1], each) else _BLOCK_BYTES // 2
+    limit = block_bytes * cuts[-1].count // (_WORD_BYTES * _words_of(cuts[-1], each))
+    for block, (*leading, last), place in _blocks(elements, cuts, max(1, limit)):
+        sums, packed = out[place], last.packed(each)
+        *weights, of_words = weights_of.parts([*leading, packed])
+        before = last.first % each
+        words = _packed(block, before, each)
+        if _keeps_words_whole(last, each):
+            mixed = words if before + last.count <= each // 2 else _mixed_halves(words)
+            sums += _block_digests(mixed[..., None], [*leading, packed], [*weights, of_words])
+            continue
+        for cells, numbers, some in _words_of_cells(words, last, each):
+            cut = _Cut(0, numbers.size, numbers.shape[-1])
+            mixed = _mixed_halves(some).reshape(*words.shape[:-1], -1, 1)
+            last_weights = of_words.take(numbers, mode="clip").reshape(-1)
+            sums[..., cells] += _block_digests(mixed, [*leading, cut], [*weights, last_weights])
     return out
 
 
-def _blocks(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cut a box into boxes of at most ``limit`` elements, each one run of its memory."""
+def _is_narrow(dtype: np.dtype[Any]) -> bool:
+    """Whether several elements make a word."""
+    return dtype.itemsize in (1, 2) and not dtype.hasobject
+
+
+def _keeps_words_whole(cut: _Cut, each: int) -> bool:
+    """Whether no word has elements of two cells."""
+    return cut.unit % each == 0 or cut.cells == 1
+
+
+def _words_of(cut: _Cut, each: int) -> int:
+    """Return in how many words the elements of cells lie, at most; a word that has some of two counts for both."""
+    if _keeps_words_whole(cut, each):
+        return cut.packed(each).count
+    return cut.cells * _most_words(min(cut.unit, cut.count), each)
+
+
+def _most_words(size: int, each: int) -> int:
+    """Return in how many words so many elements may lie."""
+    return -(-(each - 1 + size) // each)
+
+
+def _packed(elements: NDArray[Any], before: int, each: int) -> Words:
+    """Return narrow elements as words, along the last axis, with ``before`` zeros before the first one."""
+    little = elements.dtype.newbyteorder("<")
+    bits = elements.astype(little, copy=False).view(f"<u{little.itemsize}")
+    count = bits.shape[-1]
+    if not before and count % each == 0 and bits.strides[-1] == bits.itemsize:
+        return bits.view("<u8")
+    words = np.zeros((*bits.shape[:-1], -(-(before + count) // each)), "<u8")
+    among = words.view(bits.dtype)[..., before : before + count]
+    if count < _SHORT_ROW:
+        for number in range(count):
+            among[..., number] = bits[..., number]
+    else:
+        among[...] = bits
+    return words
+
+
+def _words_of_cells(words: Words, cut: _Cut, each: int) -> Iterator[tuple[slice, NDArray[np.intp], Words]]:
+    """Yield the words of cells, without what other cells have of them: of cells of one size each time.
+
+    Yields
+    ------
+    slice
+        Which cells.
+    ndarray of intp, shape (cells, n)
+        The index of each word of a cell, counted from the first in ``words``. It may be beyond the last one.
+    ndarray of uint64, shape (..., cells, n)
+        Their words.
+    """
+    # The words in which the first elements alone are left.
+    kept = np.array([(1 << 64 * number // each) - 1 for number in range(each + 1)], np.uint64)
+    cell = 0
+    for low, cells, size in cut.runs():
+        starts = cut.first + low + size * np.arange(cells)
+        first = starts // each
+        length = _most_words(size, each)
+        numbers = np.add.outer(first - cut.first // each, np.arange(length))
+        some = words.take(numbers, axis=-1, mode="clip")
+        some[..., 0] &= ~kept[starts % each]
+        # A cell ends in the last word or in the one before it.
+        for number in range(max(0, length - 2), length):
+            some[..., number] &= kept[np.clip(starts + size - (first + number) * each, 0, each)]
+        yield slice(cell, cell + cells), numbers, some
+        cell += cells
+
+
+def _mixed_halves(words: Words) -> Words:
+    """Return words with the upper half of each, times an odd number, added to the whole."""
+    mixed = words >> np.uint64(32)
+    mixed *= _UPPER
+    mixed += words
+    return mixed
+
+
+def _blocks(
+    elements: NDArray[Any], cuts: Sequence[_Cut], limit: int
+) -> Iterator[tuple[NDArray[Any], list[_Cut], tuple[slice, ...]]]:
+    """Cut a box into boxes of at most ``limit`` elements, each one run of its memory.
+
+    Yields
+    ------
+    ndarray
+        The elements.
+    list of _Cut
+        How the grid cuts these, along each axis.
+    tuple of slice
+        Where their cells are among those of the whole box.
+    """
+    shape = elements.shape
     steps = [1] * len(shape)
     for axis in reversed(range(len(shape))):
         steps[axis] = max(1, min(shape[axis], limit // prod(steps[axis + 1 :])))
         if steps[axis] < shape[axis]:
             break
     for low in product(*(range(0, n, step) for n, step in zip(shape, steps, strict=True))):
-        yield low, tuple(min(a + step, n) for a, step, n in zip(low, steps, shape, strict=True))
+        high = tuple(min(a + step, n) for a, step, n in zip(low, steps, shape, strict=True))
+        parts = [cut.part(a, b) for cut, a, b in zip(cuts, low, high, strict=True)]
+        place = tuple(cut.place(part) for cut, part in zip(cuts, parts, strict=True))
+        index: Any = (*map(slice, low, high), ...)
+        yield elements[index], parts, place
 
 
-def _block_digests(block: NDArray[Any], cuts: Sequence[_Cut], weights: Sequence[Words]) -> Words:
-    """Return the digests of a block's cells: its axes are added up one after the other."""
-    sums = _words(block)
-    words = sums.shape[-1]
+def _block_digests(block: Words, cuts: Sequence[_Cut], weights: Sequence[Words]) -> Words:
+    """Return the digests of the cells of a block's words: its axes are added up one after the other."""
+    sums, words = block, block.shape[-1]
     # The words of an element are an axis like others, but numbered the same whatever the dimensions of the array.
     cuts, weights = [*cuts, _Cut(0, words, words)], [*weights, axis_weights(-1, 0, words)]
-    # The axis that leaves least to add up comes first.
-    for axis in sorted(range(len(cuts)), key=lambda axis: cuts[axis].cells / cuts[axis].count):
+
+    # The axis that leaves least to add up comes first, but for those where few words side by side are added up.
+    def effort(axis: int) -> tuple[bool, float]:
+        after = prod(block.shape[axis + 1 :])
+        return (after if after > 1 else block.shape[axis]) < _SHORT_ROW, cuts[axis].cells / cuts[axis].count
+
+    for axis in sorted(range(len(cuts)), key=effort):
         sums = _added_up(sums, axis, cuts[axis], weights[axis])
     return sums.reshape(sums.shape[:-1])
 
@@ -302,16 +394,16 @@ def _words(elements: NDArray[Any]) -> Words:
     if elements.dtype.hasobject or elements.dtype.kind == "T":
         return _text_hashes(elements.reshape(-1)).reshape(*elements.shape, 1)
     dtype = elements.dtype
+    if not dtype.itemsize:
+        return np.zeros((*elements.shape, 1), np.uint64)
     if dtype.kind in "biufmM" and dtype.itemsize in (1, 2, 4, 8):  # one word, in any order of bytes and any layout
         order = ">" if dtype.newbyteorder("<") != dtype else "<"
         bits = elements.view(f"{order}u{dtype.itemsize}")[..., None]
     else:
         little = dtype.newbyteorder("<")
-        contiguous = np.ascontiguousarray(elements, dtype=little).reshape(elements.shape)
-        width = next((width for width in (8, 4, 2, 1) if little.itemsize % width == 0 and little.itemsize), 1)
-        if not little.itemsize:
-            return np.zeros((*elements.shape, 1), np.uint64)
-        bits = contiguous.reshape(*elements.shape, 1).view(f"<u{width}")
+        octets = np.ascontiguousarray(elements, dtype=little).reshape(*elements.shape, 1).view(np.uint8)
+        whole = dtype.itemsize % 4 == 0
+        bits = octets.view("<u8" if dtype.itemsize % 8 == 0 else "<u4") if whole else _packed(octets, 0, _WORD_BYTES)
     if bits.dtype.itemsize >= 4:
         upper = bits >> bits.dtype.type(4 * bits.dtype.itemsize)
         bits = np.bitwise_xor(bits, upper, out=upper)

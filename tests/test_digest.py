@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rechunk_exec.digest import axis_weights, box_digest, grid_digests
+from rechunk_exec.digest import axis_weights, box_digest, grid_digests, work_bytes
 from tests.values import Array, position_values
 
 DTYPES: list[Any] = [
@@ -42,23 +43,38 @@ def weight(axis: int, index: int) -> int:
 def slow_digest(elements: Array, start: tuple[int, ...]) -> int:
     """The digest by its definition, element by element, in Python's integers."""
     total = 0
+    each = packed(elements)
     for index in itertools.product(*map(range, elements.shape)):
-        place = 1
-        for axis, (low, number) in enumerate(zip(start, index, strict=True)):
-            place = place * weight(axis, low + number) & MASK
+        *leading, last = [(0, 0), *enumerate(low + number for low, number in zip(start, index, strict=True))]
+        place = share(last[1] % each, each)
+        for axis, number in [*leading[1:], (last[0], last[1] // each)] if index else []:
+            place = place * weight(axis, number) & MASK
         for number, word in enumerate(words_of(elements[index])):
             total += word * place * weight(-1, number)
     return total & MASK
 
 
-def words_of(element: Any) -> list[int]:
-    """An element's little-endian bytes, in words of the largest of 8, 4, 2 and 1 bytes that divides them.
+def packed(elements: Array) -> int:
+    """How many elements, side by side along the last axis, make a word."""
+    return {1: 8, 2: 4}.get(elements.dtype.itemsize, 1) if elements.ndim else 1
 
-    In words of 8 and 4 bytes the upper half is added to the lower one, without carry.
+
+def share(number: int, each: int) -> int:
+    """What an element's bits are multiplied by in its word, of which the upper half counts twice."""
+    power: int = 1 << 64 // each * number
+    return power + (power >> 32) * 0x9E3779B9 if each > 1 else 1
+
+
+def words_of(element: Any) -> list[int]:
+    """An element's little-endian bytes, in words of 4 bytes or, where these do not divide them or they are 8, of 8.
+
+    Elements of 1 and 2 bytes are a word each. In others the upper half is added to the lower one, without carry.
     """
     little = element.dtype.newbyteorder("<")
-    content = np.array([element]).astype(little).tobytes().ljust(little.itemsize, b"\0")
-    width = next(width for width in (8, 4, 2, 1) if len(content) % width == 0)
+    size = little.itemsize
+    content = np.array([element]).astype(little).tobytes().ljust(size, b"\0")
+    width = size if size < 3 else 4 if size % 4 == 0 and size % 8 else 8
+    content = content.ljust(-(-size // width) * width, b"\0")
     words = [int.from_bytes(content[at : at + width], "little") for at in range(0, len(content), width)]
     return [word ^ word >> 4 * width if width >= 4 else word for word in words]
 
@@ -204,50 +220,64 @@ def test_cells_of_a_grid_are_its_boxes(axes: list[tuple[int, int, int]], dtype: 
 
 @given(
     st.lists(st.integers(1, 3), max_size=2),
-    st.tuples(st.integers(128, 134), st.integers(64, 300)),
+    st.tuples(st.integers(1, 40), st.integers(1, 300)),
     st.lists(st.tuples(st.integers(0, 999), st.integers(1, 999)), min_size=4, max_size=4),
-    st.sampled_from(["u1", "?", "i1"]),
-    st.sampled_from([10, 128, 1 << 11]),
-    st.sampled_from([2_000, 1 << 20]),
+    st.sampled_from(["u1", "?", "i1", "S1", "V1", "u2", ">i2", "f2"]),
+    st.sampled_from([100, 2_000, 1 << 20]),
 )
-@settings(max_examples=40)
-def test_cells_of_many_rows_of_bytes(
+@settings(max_examples=100)
+def test_cells_of_many_narrow_elements(
     outer: list[int],
     inner: tuple[int, int],
     places: list[tuple[int, int]],
     dtype: str,
-    strip_bytes: int,
     block_bytes: int,
 ) -> None:
     shape = (*outer, *inner)
     start, unit = (tuple(place[number] for place in places[: len(shape)]) for number in range(2))
-    unit = (*unit[:-1], max(64, unit[-1]))
     values = position_values(shape, dtype)
-    bits = values.view("u1") * np.uint64(weight(-1, 0))
+    each = packed(values)
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    bits = little.view(f"<u{8 // each}") * np.uint64(weight(-1, 0))
     for axis, (low, n) in enumerate(zip(start, shape, strict=True)):
-        weights = np.array([weight(axis, low + number) for number in range(n)], "u8")
+        by = each if axis == len(shape) - 1 else 1
+        indices = range(low, low + n)
+        weights = np.array([weight(axis, index // by) * share(index % by, by) & MASK for index in indices], "u8")
         bits *= weights.reshape(-1, *[1] * (len(shape) - axis - 1))
     for axis, (low, n, size) in enumerate(zip(start, shape, unit, strict=True)):
         edges = [number for number in range(n) if number == 0 or (low + number) % size == 0]
         bits = np.add.reduceat(bits, edges, axis)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rechunk_exec.digest._STRIP_BYTES", strip_bytes)
         patch.setattr("rechunk_exec.digest._BLOCK_BYTES", block_bytes)
         assert grid_digests(values, start, unit).tolist() == bits.tolist()
         turned = np.asfortranarray(values)
         assert grid_digests(turned, start, unit).tolist() == bits.tolist()
 
 
-def test_long_cells_of_many_rows_of_bytes_go_by_products_of_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(weights: Array, rows: int) -> None:
-        raise AssertionError(f"{rows} rows")
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+def test_changes_of_many_narrow_elements_are_seen(dtype: str) -> None:
+    # All by the same bit, in each place of a word and in all of them: that is where few bits are left of a product.
+    values = position_values((6, 48), dtype)
+    seen = {box_digest(values, (0, 0))}
+    for bit in range(8 * values.itemsize):
+        for every in (1, 2, 4, 8):
+            for first in range(every):
+                changed = values.copy()
+                changed[:, first::every] ^= values.dtype.type(1 << bit)
+                seen.add(box_digest(changed, (0, 0)))
+    assert len(seen) == 1 + 8 * values.itemsize * (1 + 2 + 4 + 8)
 
-    monkeypatch.setattr("rechunk_exec.digest.ByteSums", refuse)
-    for rows, unit, dtype in [(127, 64, "u1"), (128, 63, "u1"), (128, 64, "i2"), (128, 64, "S1")]:
-        grid_digests(position_values((rows, 64), dtype), (0, 0), (9, unit))
-    for dtype in ("u1", "?", "i1"):
-        with pytest.raises(AssertionError, match="128 rows"):
-            grid_digests(position_values((128, 64), dtype), (0, 0), (9, 64))
+
+@pytest.mark.parametrize("dtype, unit", [("u1", 1), ("u1", 13), ("u2", 3), ("u1", 1 << 22), ("f4", 5), ("S5", 7)])
+def test_the_memory_is_what_work_bytes_says(dtype: str, unit: int) -> None:
+    values = np.zeros(1 << 22, dtype)
+    tracemalloc.start()
+    try:
+        found = grid_digests(values, (3,), (unit,))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - found.nbytes <= work_bytes(values.dtype)
 
 
 def test_cells_of_views_and_of_boxes_without_elements() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rechunk_exec import storage
-from rechunk_exec.bytesums import Words
+from rechunk_exec.digest import Words
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.grid import Box, Grid
 from rechunk_exec.results import TaskResult

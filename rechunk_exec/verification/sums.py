@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec import storage
-from rechunk_exec.bytesums import Words
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
-from rechunk_exec.digest import grid_digests
+from rechunk_exec.digest import Words, grid_digests
 from rechunk_exec.errors import StorageError
 from rechunk_exec.grid import Box, Grid
 from rechunk_exec.storage import Region, UnitReader
