@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -58,6 +60,15 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
         str(path.relative_to(folder)): (path.lstat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))
     }
+
+
+def die_with_a_claim(target: Path) -> None:
+    """Have a driver of a target be killed, which leaves a lock and a claim."""
+    program = (
+        "import os, sys; from rechunk_exec.storage import array_ref, sole_writer\n"
+        "with sole_writer(array_ref(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, target], check=False).returncode == -9
 
 
 def stored_objects(folder: Path) -> list[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from rechunk_exec.errors import (
 from rechunk_exec.results import TaskResult
 from rechunk_exec.storage import Journal, identity, read_job
 from rechunk_exec.tasks import ArrayRef, CopyTask
-from tests.jobs import InjectedError, Shape, ZarrArray, assert_exact, make_array, snapshot
+from tests.jobs import InjectedError, Shape, ZarrArray, assert_exact, die_with_a_claim, make_array, snapshot
 from tests.s3 import SECRET, Bucket
 
 ROOT = Path(__file__).parent.parent
@@ -430,6 +431,21 @@ def test_failed_names_the_first_stage_that_is_not_done_or_the_one_asked_for(tmp_
 def test_numbers_are_written_as_schedulers_take_them() -> None:
     assert format_indices([]) == ""
     assert format_indices([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+def test_what_a_finalize_has_left_that_was_killed_at_its_very_end_is_gone_after_another(tmp_path: Path) -> None:
+    batch = begin_one_stage(tmp_path)
+    batch.run_all()
+    rx.finalize_jobs(batch.jobs)
+    before = {name: content for name, (_, content) in snapshot(tmp_path).items()}
+    for moment in ("before its claim goes", "before its lock goes"):
+        die_with_a_claim(batch.target)
+        if moment == "before its lock goes":
+            shutil.rmtree(batch.target / ".rechunk_exec" / "drivers")
+        left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} - before.keys()
+        assert len(left) == (3 if moment == "before its claim goes" else 1), moment
+        assert rx.finalize_jobs(batch.jobs).state == "finished"
+        assert {name: content for name, (_, content) in snapshot(tmp_path).items()} == before, moment
 
 
 def test_finalize_names_what_is_missing_and_changes_nothing(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +19,7 @@ from rechunk_exec.executors import SerialExecutor
 from rechunk_exec.results import Event
 from rechunk_exec.storage import ArrayRef, Design, Lease
 from rechunk_exec.tasks import Stage
-from tests.jobs import InjectedError, ZarrArray, assert_exact, make_array, snapshot
+from tests.jobs import InjectedError, ZarrArray, assert_exact, die_with_a_claim, make_array, snapshot
 
 
 @pytest.fixture
@@ -167,11 +165,7 @@ def test_what_was_left_of_a_driver_that_died_after_its_job_had_ended_is_gone_whe
 ) -> None:
     two_stages(source, tmp_path / "target").execute()
     before = {name: content for name, (_, content) in snapshot(tmp_path).items()}
-    program = (
-        "import os, sys; from rechunk_exec.storage import array_ref, sole_writer\n"
-        "with sole_writer(array_ref(sys.argv[1])): os.kill(os.getpid(), 9)"
-    )
-    assert subprocess.run([sys.executable, "-c", program, tmp_path / "target"], check=False).returncode == -9
+    die_with_a_claim(tmp_path / "target")
     half = tmp_path / "target" / ".rechunk_exec" / "drivers" / ".0a.json.0123456789ab.partial"
     half.write_text("{")
     left = {tmp_path / name: content for name, (_, content) in snapshot(tmp_path).items() if name not in before}

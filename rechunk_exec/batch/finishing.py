@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rechunk_exec import storage
 from rechunk_exec.batch.jobsfile import JobsFile
 from rechunk_exec.batch.prepared import Prepared, prepared
-from rechunk_exec.errors import NotReadyError, RechunkError
+from rechunk_exec.errors import NotReadyError, RechunkError, StorageError, TargetExistsError
 from rechunk_exec.jobstatus import JobStatus, read_status
-from rechunk_exec.preparation import utc_now
+from rechunk_exec.preparation import tidy_ended, utc_now
 from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.resuming import take_back
 from rechunk_exec.staging import intermediates
 from rechunk_exec.storage import FinishedRecord, JobRecord, Lease
+from rechunk_exec.tasks import ArrayRef
 from rechunk_exec.verification import verify_copied
 
 
@@ -100,7 +102,7 @@ def finalize_jobs(
 ) -> JobStatus:
     """End a job whose lines are all done: remove what was only needed on the way, and say that the target is finished.
 
-    Doing it twice is harmless.
+    Doing it twice is harmless, and removes what a process has left that was killed at the very end.
 
     Parameters
     ----------
@@ -134,7 +136,9 @@ def finalize_jobs(
             "left to do"
         )
     _recorded(job)
-    if not job.finished:
+    if job.finished:
+        _tidy(job.target)
+    else:
         with storage.sole_writer(job.target) as lease:
             if not job.finished:
                 job.journal.merge()
@@ -145,6 +149,14 @@ def finalize_jobs(
                 lease.await_workers()
                 end_job(job, lease)
     return read_status(job.target)
+
+
+def _tidy(target: ArrayRef) -> None:
+    """Remove what a process has left that was killed when the job had just ended, unless another one is at it."""
+    with suppress(TargetExistsError, StorageError):
+        if storage.has_traces_of_drivers(target):
+            with storage.sole_writer(target):
+                tidy_ended(target)
 
 
 def end_job(job: Prepared, lease: Lease) -> None:

@@ -46,7 +46,7 @@ from rechunk_exec.storage.journal import (
     read_finished,
     read_job,
 )
-from rechunk_exec.storage.lease import Lease, sole_writer
+from rechunk_exec.storage.lease import Lease, has_traces_of_drivers, sole_writer
 from rechunk_exec.storage.lines import LinesFile, LinesWriter
 from rechunk_exec.storage.locations import refuse_overlap
 from rechunk_exec.storage.members import array_paths
@@ -133,6 +133,7 @@ __all__ = [
     "fingerprint",
     "forget_intermediates",
     "free_bytes",
+    "has_traces_of_drivers",
     "hidden_from_processes",
     "holds_documents",
     "intermediate_place",

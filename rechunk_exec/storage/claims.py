@@ -85,6 +85,11 @@ def running_driver(ref: ArrayRef) -> Claim | None:
     return next((claim for claim in claims if claim.is_fresh and not claim.is_dead()), None)
 
 
+def has_claims(documents: Documents) -> bool:
+    """Whether there are claims, or parts of some, of drivers that are at work or were killed."""
+    return _FOLDER in documents.folders()
+
+
 def claims_in(documents: Documents, *, besides: str = "") -> list[Claim]:
     """Return the claims among documents, as their last beats tell them, but that of one driver."""
     found: dict[str, Claim] = {}

@@ -36,6 +36,7 @@ from rechunk_exec.storage.claims import (
     Claim,
     claim_stands,
     claims_in,
+    has_claims,
     process_began,
     remove_claim,
     this_system,
@@ -43,7 +44,7 @@ from rechunk_exec.storage.claims import (
     write_claim,
 )
 from rechunk_exec.storage.documents import Documents, missing_folders, remove_empty
-from rechunk_exec.storage.locallock import local_lock, taken
+from rechunk_exec.storage.locallock import local_lock, lock_lies, taken
 from rechunk_exec.storage.locations import overlap
 from rechunk_exec.storage.sessions import holds_documents
 from rechunk_exec.tasks import ArrayRef
@@ -305,6 +306,17 @@ def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
                     lease.give_back()
     finally:
         remove_empty(missing)  # those that were made, if nothing has come into them
+
+
+def has_traces_of_drivers(ref: ArrayRef) -> bool:
+    """Whether a lock or a claim lies beside an array, of a driver that is at work or was killed.
+
+    Raises
+    ------
+    StorageError
+        If that cannot be seen.
+    """
+    return lock_lies(ref) or has_claims(Documents(ref, read_only=True))
 
 
 @contextmanager

@@ -24,13 +24,10 @@ def local_lock(ref: ArrayRef) -> Iterator[None]:
 
     Where the file system knows no locks, and for other stores, this does nothing.
     """
-    path = local_path(ref)
-    if path is None:
+    lock = _lock_file(ref)
+    if lock is None:
         yield
         return
-    real = Path(os.path.realpath(path))
-    root = local_path(replace(ref, path=""))
-    lock = _lock_folder(real, root) / f".rechunk_exec-{hashlib.sha256(os.fsencode(real)).hexdigest()[:12]}.lock"
     try:
         descriptor = _acquire(lock)
     except OSError as error:
@@ -45,6 +42,22 @@ def local_lock(ref: ArrayRef) -> Iterator[None]:
             with suppress(FileNotFoundError):
                 lock.unlink()
         os.close(descriptor)
+
+
+def lock_lies(ref: ArrayRef) -> bool:
+    """Whether the lock of a local array lies there: a driver holds it, or was killed."""
+    lock = _lock_file(ref)
+    return lock is not None and lock.exists()
+
+
+def _lock_file(ref: ArrayRef) -> Path | None:
+    """Return the lock of an array, None if it is not on a local disk."""
+    path = local_path(ref)
+    if path is None:
+        return None
+    real = Path(os.path.realpath(path))
+    root = local_path(replace(ref, path=""))
+    return _lock_folder(real, root) / f".rechunk_exec-{hashlib.sha256(os.fsencode(real)).hexdigest()[:12]}.lock"
 
 
 def _lock_folder(real: Path, root: Path | None) -> Path:
