@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -285,6 +285,25 @@ class Grid:
     def box(self, number: int) -> Box:
         """Elements of unit ``number`` in C order, clipped to the array."""
         return self.box_at(self.index(number))
+
+    def elements_of(self, numbers: Collection[int]) -> int:
+        """Elements of some units in all; one that is named twice counts twice.
+
+        >>> Grid(shape=(5, 4), chunk=(2, 4)).elements_of([0, 2])
+        12
+
+        Raises
+        ------
+        ValueError
+            If there is no such unit.
+        """
+        if not self.shape:
+            return len(numbers)
+        places = np.unravel_index(np.fromiter(numbers, np.intp, len(numbers)), self.grid_shape)
+        elements = np.ones(len(numbers), np.int64)
+        for place, size, unit in zip(places, self.shape, self.chunk, strict=True):
+            elements *= np.minimum(unit, size - place * unit)
+        return int(elements.sum())
 
     def box_at(self, index: tuple[int, ...]) -> Box:
         """Elements of the unit at ``index``, clipped to the array."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -109,19 +108,21 @@ def _status_of(record: JobRecord, target: ArrayRef) -> JobStatus:
     flush_results(record.job)
     journal = Journal(target, record.job, read_only=True)
     finished = storage.read_finished(target)
-    tasks = [stage.tasks for stage in record.plan.stages]
-    known = {} if finished is not None else journal.results()
-    results = {key: result for key, result in known.items() if key[0] < len(tasks) and key[1] < tasks[key[0]]}
-    counts = Counter(stage for stage, _ in results)
+    planned = record.plan.stages
+    # What the names of documents tell is enough: there may be one for each task, on a store where each costs a request.
+    known = set() if finished is not None else journal.done()
+    tasks = [stage.tasks for stage in planned]
+    done = {(stage, index) for stage, index in known if stage < len(tasks) and index < tasks[stage]}
+    indices = [[index for own, index in done if own == stage] for stage in range(len(planned))]
     stages = tuple(
         StageStatus(
             number=number,
             source=stage.source,
             target=stage.target,
-            done=stage.tasks if finished is not None else counts[number],
+            done=stage.tasks if finished is not None else len(indices[number]),
             total=stage.tasks,
         )
-        for number, stage in enumerate(record.plan.stages)
+        for number, stage in enumerate(planned)
     )
     if finished is not None:
         return JobStatus(
@@ -139,8 +140,8 @@ def _status_of(record: JobRecord, target: ArrayRef) -> JobStatus:
         state="unfinished" if driver is None else "running",
         begun=record.begun,
         stages=stages,
-        failed=tuple(one for one in journal.failures() if (one.stage, one.index) not in results),
-        bytes_written=sum(result.bytes_written for result in results.values()),
+        failed=tuple(one for one in journal.failures() if (one.stage, one.index) not in done),
+        bytes_written=sum(stage.written_by(own) for stage, own in zip(planned, indices, strict=True)),
         bytes_per_second=None if pace is None or driver is None else driver.bytes_written * pace,
         seconds_left=None if pace is None or driver is None else (driver.left - driver.done) / (driver.done * pace),
         driver="" if driver is None else f"process {driver.pid} on {driver.host}",

@@ -8,6 +8,7 @@ Counts are never stored: ``tasks``, ``objects``, ``operations`` and ``traffic`` 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rechunk_exec.errors import PlanError, SerializationError
@@ -175,6 +176,10 @@ class StagePlan:
         """Bytes that one worker holds at most, where one task holds ``task_bytes``."""
         region_bytes = math.prod(self.region) * self.itemsize
         return self.regions_bytes + self.tasks_at_once * (task_bytes - region_bytes)
+
+    def written_by(self, tasks: Collection[int]) -> int:
+        """Raw bytes that some tasks write, by their numbers."""
+        return Grid(self.shape, self.region).elements_of(tasks) * self.itemsize
 
     def box(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """First elements and ends of the region of task ``index``, in C order of the regions.

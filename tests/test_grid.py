@@ -114,6 +114,13 @@ def test_units_touching_a_box_are_those_that_share_an_element(axes: list[tuple[i
     assert grid.count_touching(box) == len(expected)
 
 
+@given(shapes, st.data())
+def test_elements_of_units_are_those_of_their_boxes(axes: list[tuple[int, int]], data: st.DataObject) -> None:
+    grid = Grid(tuple(n for n, _ in axes), tuple(unit for _, unit in axes))
+    numbers = data.draw(st.lists(st.integers(0, len(grid) - 1), max_size=9)) if len(grid) else []
+    assert grid.elements_of(numbers) == sum(math.prod(grid.box(number).shape) for number in numbers)
+
+
 def test_touching_is_lazy() -> None:
     units = Grid((10**12, 100), (1, 1)).touching(Box((5, 7), (10**12, 100)))
     assert next(units).index == (5, 7)

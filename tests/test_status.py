@@ -206,7 +206,36 @@ def test_results_of_tasks_that_there_are_not_do_not_count(tmp_path: Path) -> Non
     journal.add([result_of(index) for index in (1, 2, 4, 99)])
     journal.add([result_of(0, stage=1)])
     status = rx.status(tmp_path / "target")
-    assert (status.done, status.total, status.bytes_written) == (2, 4, 13 * 3)
+    assert (status.done, status.total, status.bytes_written) == (2, 4, 2 * 320 // 4)
+
+
+def test_bytes_written_are_those_of_the_tasks_done(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", (23, 17), (2, 17), "f8")
+    job = rx.rechunk(source, (23, 3), 2500, tmp_path / "target", executor="serial", progress=False)
+    job.write_jobs(tmp_path / "jobs")
+    assert [stage.region for stage in job.plan.stages] == [(8, 17), (23, 3)]
+    written = 0
+    for index in (2, 0, 1, 3, 8):  # two are of fewer elements than others of their stage
+        written += sum(result.bytes_written for result in rx.run_job(tmp_path / "jobs", index).results)
+        assert rx.status(tmp_path / "target").bytes_written == written > 0
+
+
+def test_a_result_a_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = ArrayRef(store=str(tmp_path / "target"))
+    Journal(ref, "job").begin(job_record())
+    for index in (1, 2):
+        Journal(ref, "job").add([result_of(index)])
+    read: list[str] = []
+    plain = Documents.read
+
+    def told(self: Documents, name: str) -> str | None:
+        read.append(name)
+        return plain(self, name)
+
+    monkeypatch.setattr(Documents, "read", told)
+    assert rx.status(tmp_path / "target").done == 2
+    assert read
+    assert not [name for name in read if "done" in name]
 
 
 def test_a_job_that_is_resumed_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,10 +243,10 @@ def test_a_job_that_is_resumed_while_it_is_looked_at(tmp_path: Path, monkeypatch
     ref = ArrayRef(store=str(tmp_path / "target"))
     Journal(ref, "job").begin(job_record())
     Journal(ref, "job").add([result_of(index) for index in (1, 2)])
-    plain = Journal.results
+    plain = Journal.done
     waiting = [True]
 
-    def results(self: Journal) -> dict[tuple[int, int], rx.TaskResult]:
+    def done(self: Journal) -> set[tuple[int, int]]:
         if waiting:
             waiting.clear()
             again = Journal(ref, "again")
@@ -226,7 +255,7 @@ def test_a_job_that_is_resumed_while_it_is_looked_at(tmp_path: Path, monkeypatch
             again.forget(others=True)
         return plain(self)
 
-    monkeypatch.setattr(Journal, "results", results)
+    monkeypatch.setattr(Journal, "done", done)
     assert rx.status(tmp_path / "target").done == 2
 
 
@@ -234,13 +263,13 @@ def test_a_job_that_ends_while_it_is_looked_at(tmp_path: Path, monkeypatch: pyte
     # It had not ended when that was looked for, and nobody ran it any more when that was: it seemed abandoned.
     ref = ArrayRef(store=str(tmp_path / "target"))
     Journal(ref, "job").begin(job_record())
-    plain = Journal.results
+    plain = Journal.done
 
-    def results(self: Journal) -> dict[tuple[int, int], rx.TaskResult]:
+    def done(self: Journal) -> set[tuple[int, int]]:
         Journal(ref, "job").finish(FinishedRecord(job="job", ended="now", tasks=(4,), bytes_written=320))
         return plain(self)
 
-    monkeypatch.setattr(Journal, "results", results)
+    monkeypatch.setattr(Journal, "done", done)
     status = rx.status(tmp_path / "target")
     assert (status.state, status.done, status.bytes_written) == ("finished", 4, 320)
 
