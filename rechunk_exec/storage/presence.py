@@ -2,13 +2,13 @@
 
 A result tells how many objects a task has stored and how many bytes. Both are looked up: files may be lost or cut short
 by a power cut, objects by people and their programs. On a local disk each file is looked at, and may also be as long as
-it was and hold zeros, which is seen in the index of a shard. Of any other store the whole array is listed once, and a
-listing tells sizes, except where each would take a request of its own.
+it was and hold zeros, which is seen in the index of a shard. Of any other store the array is listed, once if it has not
+very many objects; a listing tells sizes, except where each would take a request of its own (:mod:`.listing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import product
@@ -17,9 +17,9 @@ from pathlib import Path
 from rechunk_exec.errors import StorageError
 from rechunk_exec.results import TaskResult
 from rechunk_exec.storage.files import LocalObjects
+from rechunk_exec.storage.listing import Listing
 from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import local_path, open_store
-from rechunk_exec.storage.told import listed
+from rechunk_exec.storage.stores import local_path
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -55,13 +55,12 @@ class Presence:
         keys = self._object_keys(start, stop)
         if self._folder is not None:
             return _are_whole(self._file_sizes(keys), result) and all(map(self._has_index, keys))
-        there = self._listed
-        return there is None or _are_whole([there[key] for key in keys if key in there], result)
+        sizes = self._listing.sizes(keys)
+        return sizes is None or _are_whole(sizes, result)
 
     @cached_property
-    def _listed(self) -> Mapping[str, int | None] | None:
-        """The sizes of the array's objects by key, where they are on no local disk; None if they cannot be listed."""
-        return listed(open_store(self._ref, read_only=True), self._ref.path)
+    def _listing(self) -> Listing:
+        return Listing(self._ref, self._stored)
 
     def _object_keys(self, start: tuple[int, ...], stop: tuple[int, ...]) -> list[str]:
         unit = self._stored.write_unit

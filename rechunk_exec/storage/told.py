@@ -47,6 +47,11 @@ def ask_of(store: Store) -> Callable[[str], Told | None] | None:
     return None
 
 
+def lists_folders(store: Store) -> bool:
+    """Whether listing one folder takes less than listing the whole store, as where each page is a request."""
+    return isinstance(store, FsspecStore) or (isinstance(store, ObjectStore) and not _is_memory(store))
+
+
 def listed(store: Store, path: str) -> Mapping[str, int | None] | None:
     """Return the sizes of the objects under ``path`` of a store, in bytes, by key relative to it.
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from zarr.storage import MemoryStore
 
-from rechunk_exec.storage import Presence, presence
+from rechunk_exec.storage import Presence, listing
 from rechunk_exec.storage.objects import Objects, objects_of, put_object
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.storage.told import listed
@@ -149,11 +150,82 @@ def test_other_stores_are_listed_once_and_only_where_it_matters(monkeypatch: pyt
         listings.append(path)
         return listed(store, path)
 
-    monkeypatch.setattr(presence, "listed", counted)
+    monkeypatch.setattr(listing, "listed", counted)
     there = Presence(ref)
     assert listings == []
     assert all(there.holds(written(), *BOX) for _ in range(3))
     assert listings == ["g/a"]
+
+
+@pytest.mark.parametrize(
+    "grid, most, fewest, folders",
+    [
+        ((4, 3, 2), 24, 1, [""]),
+        ((4, 3, 2), 23, 1, ["c/0", "c/1", "c/2", "c/3"]),
+        ((4, 3, 2), 5, 1, [f"c/{a}/{b}" for a in range(4) for b in range(3)]),
+        ((4, 3, 2), 5, 3, ["c/0", "c/1", "c/2", "c/3"]),  # a folder of folders is fewer requests
+        ((1, 12, 1), 5, 5, ["c/0"]),
+        ((24,), 5, 1, [""]),  # no folders
+        ((1, 1, 24), 5, 1, ["c/0/0"]),
+    ],
+    ids=str,
+)
+def test_folders_of_many_objects_are_listed_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, ...], most: int, fewest: int, folders: list[str]
+) -> None:
+    shape = tuple(2 * n - 1 for n in grid)
+    unit = (2,) * len(grid)
+    ref = make(
+        f"memory://presence-test-{secrets.token_hex(6)}", shape, unit, "i4", path="g/a",
+        values=position_values(shape, "i4"), compressors=None,
+    )  # fmt: skip
+    monkeypatch.setattr(listing, "_MOST_OBJECTS", most)
+    monkeypatch.setattr(listing, "_FEWEST_OBJECTS", fewest)
+    listings: list[str] = []
+
+    def counted(store: Any, path: str) -> Any:
+        listings.append(path)
+        return listed(store, path)
+
+    monkeypatch.setattr(listing, "listed", counted)
+    there = Presence(ref)
+    objects_of(open_store(ref, read_only=False), "g/a").delete(f"c/{'/'.join(str(n - 1) for n in grid)}")
+    one = written(objects=1, stored=prod(unit) * 4)
+    missing = [
+        number
+        for number in np.ndindex(grid)
+        for start in [tuple(2 * place for place in number)]
+        if not there.holds(one, start, tuple(min(low + 2, n) for low, n in zip(start, shape, strict=True)))
+    ]
+    assert missing == [tuple(n - 1 for n in grid)]
+    assert listings == [f"g/a/{folder}".rstrip("/") for folder in folders], "each once, in order"
+    held_sizes = sum(len(sizes or ()) for sizes in there._listing._folders.values())
+    assert held_sizes <= most + prod(grid) // len(folders) + 1, "with the array's metadata"
+
+
+def test_a_task_may_have_written_into_several_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_MOST_OBJECTS", 3)
+    monkeypatch.setattr(listing, "_FEWEST_OBJECTS", 1)
+    ref, objects = stored_in("fsspec", "g/a")
+    there = Presence(ref)
+    whole = written(objects=9, stored=9 * 24)
+    assert there.holds(whole, (0, 0), SHAPE)
+    objects.delete("c/1/1")
+    assert there.holds(whole, (0, 0), SHAPE), "as it was when it was listed"
+    assert not Presence(ref).holds(whole, (0, 0), SHAPE)
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_keys_of_format_2(monkeypatch: pytest.MonkeyPatch, separator: str) -> None:
+    monkeypatch.setattr(listing, "_MOST_OBJECTS", 3)
+    monkeypatch.setattr(listing, "_FEWEST_OBJECTS", 1)
+    ref = make(
+        f"memory://presence-test-{secrets.token_hex(6)}", SHAPE, (2, 3), "i4", values=position_values(SHAPE, "i4"),
+        compressors=None, zarr_format=2, chunk_key_encoding={"name": "v2", "separator": separator},
+    )  # fmt: skip
+    assert held(ref)
+    objects_of(open_store(ref, read_only=False), "").delete(f"1{separator}1")
+    assert not held(ref)
 
 
 def test_nothing_of_an_array_that_is_gone_is_there(tmp_path: Path) -> None:
