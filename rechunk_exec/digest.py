@@ -1,8 +1,7 @@
 """Digests that do not depend on chunking. Layer: the ground, beside :mod:`rechunk_exec.grid`; NumPy only.
 
 The digest of a box is the sum, modulo 2**64, over its elements of the element's bits times a weight of its position:
-the product of one odd 64-bit number for each axis index. That of an index from 4096 on is itself the product of one for
-each of its digits to that base, since a product is quicker made than a random number. So the digest of an array is the
+the product of one odd 64-bit number for each axis index (:mod:`rechunk_exec.weights`). So the digest of an array is the
 sum of the digests of any boxes that tile it, whoever computes them and however they are cut. NaN payloads and the sign
 of zero are bits like others. An element counts as one or more words of up to 64 bits, a text as a 64-bit hash of its
 characters. In words of 32 and 64 bits the upper half is first added to the lower one, without carry: no bits are lost
@@ -26,14 +25,10 @@ accidents: who knows the weights can make a change that is not seen.
 **What a sample sees.** Where ``d`` of ``n`` boxes differ and ``k`` are looked at, one of the ``d`` is among them with a
 chance of ``1 - C(n - d, k) / C(n, k)``, more than ``1 - (1 - d/n)**k``: a sample of 1 % of 10,000 boxes finds a change
 in 3 % of them in 95 of 100 cases, and a change in one box in one of 100.
-
-The weights are SplitMix64 outputs (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -43,27 +38,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+from rechunk_exec.weights import Words, axis_weights
+from rechunk_exec.words import WORD_BYTES, element_words, is_narrow, mixed_halves, packed_words
 
 _BLOCK_BYTES = 1 << 20
 """Elements are widened to 64 bits a block at a time, so that a block stays in the cache."""
-_WORD_BYTES = 8
-"""Narrow elements are taken so many bytes at a time."""
-_UPPER = np.uint64(0x9E3779B9)
-"""By which the upper half of such a word is multiplied, when it is added to the whole."""
 _SHORT_ROW = 24
-"""Rows of fewer elements are copied element by element, many rows at once."""
-_BASE = 1 << 12
-"""To which the digits of indices are. Weights of digits are kept: 32 KiB for each that an axis needs."""
-_TEXTS = 4096
-"""Texts that are hashed at once."""
-_SHORT_TEXT = 64
-"""Texts of more characters are hashed one by one."""
+"""Adding up fewer words side by side than these takes long."""
 
 
 def work_bytes(dtype: np.dtype[Any]) -> int:
     """Return how many bytes :func:`box_digest` works in at most, whatever the size of the box; measured."""
-    return (6 if dtype.kind == "V" or _is_narrow(dtype) else 4) * _BLOCK_BYTES
+    return (6 if dtype.kind == "V" or is_narrow(dtype) else 4) * _BLOCK_BYTES
 
 
 def box_digest(elements: NDArray[Any], start: Sequence[int]) -> int:
@@ -116,42 +102,6 @@ def grid_digests(elements: NDArray[Any], start: Sequence[int], unit: Sequence[in
     ((1, 2), True)
     """
     return _digests(elements, [_Cut(*axis) for axis in zip(start, elements.shape, unit, strict=True)])
-
-
-def axis_weights(axis: int, first: int, count: int, digit: int = 0) -> Words:
-    """Return the weights of indices ``first`` to ``first + count`` of an axis: odd 64-bit numbers, not to be changed.
-
-    Of indices without their lowest digits, if ``digit`` is not 0.
-    """
-    kept = _digit_weights(axis, digit)
-    if first + count <= _BASE:
-        return kept[first : first + count]
-    low, high = first // _BASE, -(-(first + count) // _BASE)
-    weights: Words = np.multiply.outer(axis_weights(axis, low, high - low, digit + 1), kept).reshape(-1)
-    return weights[first - low * _BASE :][:count]
-
-
-@functools.cache
-def _digit_weights(axis: int, digit: int) -> Words:
-    """Return the weights of the values of one digit; a leading zero has none, which is a weight of 1."""
-    state = np.arange(_BASE, dtype=np.uint64)
-    state += np.uint64(((axis + 2) << 40) + (digit << 20) + 1)
-    state *= np.uint64(0x9E3779B97F4A7C15)
-    weights = _mixed(state) | np.uint64(1)
-    if digit:
-        weights[0] = 1
-    weights.flags.writeable = False
-    return weights
-
-
-def _mixed(state: Words) -> Words:
-    """Return SplitMix64's outputs for some states, which are overwritten."""
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +165,15 @@ class _BoxWeights:
 
 def _digests(elements: NDArray[Any], cuts: Sequence[_Cut]) -> Words:
     """Return the digests of the cells into which ``cuts`` cut the elements."""
-    if elements.size and cuts and _is_narrow(elements.dtype):
-        return _packed_digests(elements, cuts, _WORD_BYTES // elements.dtype.itemsize)
+    if elements.size and cuts and is_narrow(elements.dtype):
+        return _packed_digests(elements, cuts, WORD_BYTES // elements.dtype.itemsize)
     out = np.zeros([cut.cells for cut in cuts], np.uint64)
     if elements.size == 0:
         return out
     weights_of = _BoxWeights(cuts)
     width = max(8, elements.dtype.itemsize)
     for block, parts, place in _blocks(elements, cuts, max(1, _BLOCK_BYTES // width)):
-        out[place] += _block_digests(_words(block), parts, weights_of.parts(parts))
+        out[place] += _block_digests(element_words(block), parts, weights_of.parts(parts))
     return out
 
 
@@ -233,27 +183,22 @@ def _packed_digests(elements: NDArray[Any], cuts: Sequence[_Cut], each: int) -> 
     weights_of = _BoxWeights([*cuts[:-1], cuts[-1].packed(each)])
     # Words that are cut are copied, and their weights too.
     block_bytes = _BLOCK_BYTES if _keeps_words_whole(cuts[-1], each) else _BLOCK_BYTES // 2
-    limit = block_bytes * cuts[-1].count // (_WORD_BYTES * _words_of(cuts[-1], each))
+    limit = block_bytes * cuts[-1].count // (WORD_BYTES * _words_of(cuts[-1], each))
     for block, (*leading, last), place in _blocks(elements, cuts, max(1, limit)):
         sums, packed = out[place], last.packed(each)
         *weights, of_words = weights_of.parts([*leading, packed])
         before = last.first % each
-        words = _packed(block, before, each)
+        words = packed_words(block, before, each)
         if _keeps_words_whole(last, each):
-            mixed = words if before + last.count <= each // 2 else _mixed_halves(words)
+            mixed = words if before + last.count <= each // 2 else mixed_halves(words)
             sums += _block_digests(mixed[..., None], [*leading, packed], [*weights, of_words])
             continue
         for cells, numbers, some in _words_of_cells(words, last, each):
             cut = _Cut(0, numbers.size, numbers.shape[-1])
-            mixed = _mixed_halves(some).reshape(*words.shape[:-1], -1, 1)
+            mixed = mixed_halves(some).reshape(*words.shape[:-1], -1, 1)
             last_weights = of_words.take(numbers, mode="clip").reshape(-1)
             sums[..., cells] += _block_digests(mixed, [*leading, cut], [*weights, last_weights])
     return out
-
-
-def _is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether several elements make a word."""
-    return dtype.itemsize in (1, 2) and not dtype.hasobject
 
 
 def _keeps_words_whole(cut: _Cut, each: int) -> bool:
@@ -271,23 +216,6 @@ def _words_of(cut: _Cut, each: int) -> int:
 def _most_words(size: int, each: int) -> int:
     """Return in how many words so many elements may lie."""
     return -(-(each - 1 + size) // each)
-
-
-def _packed(elements: NDArray[Any], before: int, each: int) -> Words:
-    """Return narrow elements as words, along the last axis, with ``before`` zeros before the first one."""
-    little = elements.dtype.newbyteorder("<")
-    bits = elements.astype(little, copy=False).view(f"<u{little.itemsize}")
-    count = bits.shape[-1]
-    if not before and count % each == 0 and bits.strides[-1] == bits.itemsize:
-        return bits.view("<u8")
-    words = np.zeros((*bits.shape[:-1], -(-(before + count) // each)), "<u8")
-    among = words.view(bits.dtype)[..., before : before + count]
-    if count < _SHORT_ROW:
-        for number in range(count):
-            among[..., number] = bits[..., number]
-    else:
-        among[...] = bits
-    return words
 
 
 def _words_of_cells(words: Words, cut: _Cut, each: int) -> Iterator[tuple[slice, NDArray[np.intp], Words]]:
@@ -317,14 +245,6 @@ def _words_of_cells(words: Words, cut: _Cut, each: int) -> Iterator[tuple[slice,
             some[..., number] &= kept[np.clip(starts + size - (first + number) * each, 0, each)]
         yield slice(cell, cell + cells), numbers, some
         cell += cells
-
-
-def _mixed_halves(words: Words) -> Words:
-    """Return words with the upper half of each, times an odd number, added to the whole."""
-    mixed = words >> np.uint64(32)
-    mixed *= _UPPER
-    mixed += words
-    return mixed
 
 
 def _blocks(
@@ -387,74 +307,3 @@ def _added_up(words: Words, axis: int, cut: _Cut, weights: Words) -> Words:
         np.einsum("pcsq,cs->pcq", run, weight, out=sums[:, cell : cell + cells])
         cell += cells
     return sums.reshape(*shape[:axis], cut.cells, *shape[axis + 1 :])
-
-
-def _words(elements: NDArray[Any]) -> Words:
-    """Return the bits of elements as 64-bit words along one more axis; the lower halves of wide ones mixed."""
-    if elements.dtype.hasobject or elements.dtype.kind == "T":
-        return _text_hashes(elements.reshape(-1)).reshape(*elements.shape, 1)
-    dtype = elements.dtype
-    if not dtype.itemsize:
-        return np.zeros((*elements.shape, 1), np.uint64)
-    if dtype.kind in "biufmM" and dtype.itemsize in (1, 2, 4, 8):  # one word, in any order of bytes and any layout
-        order = ">" if dtype.newbyteorder("<") != dtype else "<"
-        bits = elements.view(f"{order}u{dtype.itemsize}")[..., None]
-    else:
-        little = dtype.newbyteorder("<")
-        octets = np.ascontiguousarray(elements, dtype=little).reshape(*elements.shape, 1).view(np.uint8)
-        whole = dtype.itemsize % 4 == 0
-        bits = octets.view("<u8" if dtype.itemsize % 8 == 0 else "<u4") if whole else _packed(octets, 0, _WORD_BYTES)
-    if bits.dtype.itemsize >= 4:
-        upper = bits >> bits.dtype.type(4 * bits.dtype.itemsize)
-        bits = np.bitwise_xor(bits, upper, out=upper)
-    return bits.astype(np.uint64, copy=False)
-
-
-def _text_hashes(elements: NDArray[Any]) -> Words:
-    """Return a 64-bit hash of each text, bytes or other object (by its text)."""
-    hashes = np.empty(elements.size, np.uint64)
-    for low in range(0, elements.size, _TEXTS):
-        texts, lengths = _measured(elements[low : low + _TEXTS])
-        found = hashes[low : low + _TEXTS]
-        short = lengths <= _SHORT_TEXT
-        if short.all():
-            found[:] = _short_hashes(texts, lengths)
-        else:
-            found[short] = _short_hashes(texts[short], lengths[short])
-            found[~short] = [_long_hash(text) for text in texts[~short].tolist()]
-    return hashes
-
-
-def _measured(elements: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Return texts and their lengths in characters; bytes count as long ones."""
-    if elements.dtype.kind == "T" and not hasattr(elements.dtype, "na_object"):
-        # NumPy before 2.5 leaves out zeros at a text's end: so none is to end in one.
-        return elements, np.strings.str_len(np.strings.add(elements, "x")) - 1
-    texts = elements.astype(object)
-    if set(map(type, texts.tolist())) != {str}:
-        texts[:] = [text if isinstance(text, bytes) else str(text) for text in texts.tolist()]
-    lengths = [_SHORT_TEXT + 1 if isinstance(text, bytes) else len(text) for text in texts.tolist()]
-    return texts, np.array(lengths, np.intp)
-
-
-def _short_hashes(texts: NDArray[Any], lengths: NDArray[np.intp]) -> Words:
-    """Return the hashes of short texts: the sum of characters times weights of their place in the text, mixed.
-
-    The sum starts from the length's own weight, so that characters of code 0 count too.
-    """
-    width = max(1, int(lengths.max(initial=0)))
-    codes = texts.astype(f"<U{width}").view("<u4").reshape(texts.size, width).astype(np.uint64)
-    weights = _text_weights()
-    sums = np.einsum("tc,c->t", codes, weights[_SHORT_TEXT + 1 :][:width])
-    sums += weights[lengths]
-    return _mixed(sums)
-
-
-def _text_weights() -> Words:
-    """Return the weights of lengths, from 0 to that of the longest short text, then those of places in a text."""
-    return axis_weights(-2, 0, 2 * _SHORT_TEXT + 1)
-
-
-def _long_hash(text: str | bytes) -> int:
-    content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

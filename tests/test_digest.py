@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rechunk_exec.digest import axis_weights, box_digest, grid_digests, work_bytes
+from rechunk_exec.digest import box_digest, grid_digests, work_bytes
+from rechunk_exec.weights import axis_weights
 from tests.values import Array, position_values
 
 DTYPES: list[Any] = [

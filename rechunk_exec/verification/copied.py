@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rechunk_exec import storage
-from rechunk_exec.digest import Words
 from rechunk_exec.errors import BudgetError
 from rechunk_exec.grid import Box, Grid
 from rechunk_exec.results import TaskResult
@@ -21,6 +20,7 @@ from rechunk_exec.verification.crew import Crew, crew_of
 from rechunk_exec.verification.pieces import plan_reading
 from rechunk_exec.verification.report import DifferingBox, VerifyReport
 from rechunk_exec.verification.sums import ArraySums, Asked, PassResult, numbers_touching, sums_of
+from rechunk_exec.weights import Words
 
 
 def verify_copied(

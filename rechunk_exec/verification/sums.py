@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from rechunk_exec import storage
 from rechunk_exec.copy.buffers import BufferPool, ScratchBuffers, ScratchPool, elements_on
 from rechunk_exec.copy.drain import drain
-from rechunk_exec.digest import Words, grid_digests
+from rechunk_exec.digest import grid_digests
 from rechunk_exec.errors import StorageError
 from rechunk_exec.grid import Box, Grid
 from rechunk_exec.storage import Region, UnitReader
 from rechunk_exec.verification.crew import Crew
 from rechunk_exec.verification.pieces import Pieces, Reading, Shape
+from rechunk_exec.weights import Words
 
 _WORK_BYTES = 64 << 20
 """About how much one call decodes."""
