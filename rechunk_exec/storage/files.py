@@ -22,7 +22,7 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.objectbase import Allocate, Objects, ObjectWriter
 from rechunk_exec.storage.retry import Requests
 
-PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{12}\.partial")
+PARTIAL_NAME = re.compile(r"\..+\.[0-9a-f]{12}\.partial", re.DOTALL)
 """Names of files that are being written."""
 ABANDONED_S = 60.0
 """A file that was not written to for so many seconds, and has not got its name, will not get it any more."""

@@ -37,10 +37,10 @@ _STAYS = ("drivers", "job.json")
 
 _REMOVERS = 8
 
-_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed")
+_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{12}\.removed", re.DOTALL)
 _LONGEST_ASIDE = 255 - len("..0123456789ab.removed")
 """Bytes of an array's name that fit into the name it is moved aside by: file systems take 255."""
-_PARTIAL_OF_ZARR = re.compile(r".+\.[0-9a-f]{32}\.partial")
+_PARTIAL_OF_ZARR = re.compile(r".+\.[0-9a-f]{32}\.partial", re.DOTALL)
 """Names of files that zarr is writing."""
 
 
@@ -104,9 +104,18 @@ async def _remove_objects(store: Any, path: str, check: Callable[[], None]) -> N
 async def _remove_tree(store: Any, name: str, check: Callable[[], None]) -> None:
     """Remove an object, or all that is under its name."""
     await asyncio.to_thread(check)  # it may make requests of its own
-    with suppress(FileNotFoundError, KeyError):
-        await store.delete(name)  # first: a store of files takes no object for a folder
-    await store.delete_dir(name)
+    if [found async for found in store.list_dir(name)]:
+        await store.delete_dir(name)
+    try:
+        await store.delete(name)
+    except (FileNotFoundError, KeyError):
+        return
+    except Exception:
+        # A store that has folders takes none for an object, and may have kept one that is empty.
+        with suppress(FileNotFoundError, ValueError):
+            await store.delete_dir(name)
+        if await store.exists(name):
+            raise
 
 
 def remove_moved_aside(ref: ArrayRef) -> None:

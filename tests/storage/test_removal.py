@@ -1,9 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import fsspec
+import pytest
+import zarr
+from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
+
+import rechunk_exec as rx
 from rechunk_exec.storage.removal import remove_array
+from rechunk_exec.storage.stores import array_ref
 from rechunk_exec.tasks import ArrayRef
+from tests.conftest import needed_module
+from tests.jobs import assert_exact, elements, make_array
+from tests.values import same_bits
+
+WITH_FOLDERS: dict[str, Callable[[Path], Any]] = {
+    "fsspec": lambda path: FsspecStore.from_url(f"local://{path}", storage_options={"auto_mkdir": True}),
+    "fsspec's mapping": lambda path: fsspec.get_mapper(f"file://{path}", auto_mkdir=True),
+    "obstore": lambda path: ObjectStore(needed_module("obstore.store").LocalStore(str(path), mkdir=True)),
+    "wrapped": lambda path: WrapperStore(LocalStore(path)),
+}
+"""Stores, none of them known as a local folder, in which a name is a folder's or a file's."""
 
 
 def test_all_that_is_in_an_array_goes_and_nothing_that_it_links_to(tmp_path: Path) -> None:
@@ -20,3 +40,48 @@ def test_all_that_is_in_an_array_goes_and_nothing_that_it_links_to(tmp_path: Pat
     remove_array(ArrayRef(store=str(array)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere"]
     assert (elsewhere / "kept").read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", [None, "g/a"])
+@pytest.mark.parametrize("kind", WITH_FOLDERS)
+def test_arrays_in_stores_that_have_folders_are_overwritten(tmp_path: Path, kind: str, name: str | None) -> None:
+    place = WITH_FOLDERS[kind](tmp_path / "target")
+    for number, chunks in enumerate([(40, 5), (40, 7), (8, 40)]):
+        source = make_array(tmp_path / f"source{number}", (40, 40), (10, 40), "u2")
+        again = rx.rechunk(
+            source, chunks, "20kB", place, array_name=name, mode="overwrite", executor="serial", progress=False
+        ).execute()
+        assert_exact(again, source)
+    files = {path.relative_to(tmp_path / "target").as_posix() for path in (tmp_path / "target").rglob("c/*/*")}
+    assert files == {f"{'' if name is None else 'g/a/'}c/{row}/0" for row in range(5)}, "of the last one only"
+
+
+@pytest.mark.parametrize("kind", WITH_FOLDERS)
+def test_intermediates_in_stores_that_have_folders_are_removed(tmp_path: Path, kind: str) -> None:
+    source = make_array(tmp_path / "source", (40, 40), (1, 40), "f4")
+    temp = WITH_FOLDERS[kind](tmp_path / "temp")
+    options: Any = {"temp_store": temp, "executor": "serial", "progress": False}
+    job = rx.rechunk(source, (40, 1), 2000, tmp_path / "target", **options)
+    assert len(job.stages) == 2
+    assert_exact(job.execute(), source)
+    assert rx.status(tmp_path / "target").state == "finished"
+    assert not [path for path in (tmp_path / "temp").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", WITH_FOLDERS)
+def test_folders_without_files_are_no_objects(tmp_path: Path, kind: str) -> None:
+    make_array(tmp_path / "array", (4, 4), (2, 2), "i4")
+    (tmp_path / "array" / "empty").mkdir()
+    place = WITH_FOLDERS[kind](tmp_path / "array")
+    remove_array(array_ref(place))
+    assert not [path for path in (tmp_path / "array").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "ä\n", "a.b", "b" * 255])
+def test_what_is_moved_aside_goes_whatever_the_name(tmp_path: Path, name: str) -> None:
+    source = make_array(tmp_path / "source", (6, 6), (1, 6), "i4")
+    for chunks in ((6, 1), (6, 2)):
+        job = rx.rechunk(source, chunks, "1MB", tmp_path / "t" / name, mode="overwrite", executor="serial")
+        assert_exact(job.execute(), source)
+    assert [path.name for path in (tmp_path / "t").iterdir()] == [name]
+    assert same_bits(elements(zarr.open_array(tmp_path / "t" / name, mode="r")), elements(source))
