@@ -35,11 +35,25 @@ APART = frozenset({"pyflink", "flink_jar", "flink_master"})
 Beam fetches where it can."""
 
 ONCE = (
+    "tests/copy/test_drain.py",
+    "tests/copy/test_noting.py",
+    "tests/copy/test_worker.py::test_a_failure",
+    "tests/copy/test_worker.py::test_a_source_that_is_torn",
+    "tests/copy/test_worker.py::test_an_object_that_cannot_be_replaced",
+    "tests/copy/test_worker.py::test_memory_that_stays_loose",
     "tests/examples/test_executor_of_your_own.py",
     "tests/examples/test_region_jobs.py",
     "tests/executors/test_batch_executor.py",
+    "tests/executors/test_beam.py::test_a_failure",
+    "tests/executors/test_beam.py::test_a_job_of_two_stages[processes",
+    "tests/executors/test_beam.py::test_a_job_that_outlasts",
+    "tests/executors/test_beam.py::test_a_listener",
     "tests/executors/test_beam.py::test_a_task_that_always_fails",
     "tests/executors/test_beam.py::test_an_interrupt",
+    "tests/executors/test_beam.py::test_no_array",
+    "tests/executors/test_beam.py::test_stages_without_tasks",
+    "tests/executors/test_beam.py::test_what_cannot",
+    "tests/executors/test_beam.py::test_workers_that",
     "tests/executors/test_contract.py",
     "tests/executors/test_contract_batch.py",
     "tests/executors/test_contract_beam.py",
@@ -49,38 +63,99 @@ ONCE = (
     "tests/executors/test_futures.py",
     "tests/executors/test_futures_loky.py",
     "tests/executors/test_gpu.py",
+    "tests/executors/test_main_module.py::test_a_command_line",
+    "tests/executors/test_main_module.py::test_a_module_run_by_name",
+    "tests/executors/test_main_module.py::test_a_script_that_cannot",
+    "tests/executors/test_main_module.py::test_a_script_without_the_guard_that",
+    "tests/executors/test_main_module.py::test_a_task_in_a_daemonic",
+    "tests/executors/test_processes.py::TestProcesses",
+    "tests/executors/test_processes.py::test_a_map_survives",
+    "tests/executors/test_processes.py::test_a_worker",
+    "tests/executors/test_processes.py::test_workers_that_do_not_end",
     "tests/executors/test_worker.py",
     "tests/faults/",
     "tests/measuring/",
+    "tests/report/",
+    "tests/storage/test_bands.py::test_any_region",
+    "tests/storage/test_bands.py::test_chunks_of_any_length",
     "tests/storage/test_clouds.py",
+    "tests/storage/test_drawnpieces.py",
+    "tests/storage/test_full_disk.py",
+    "tests/storage/test_icechunk.py::test_a_pool",
+    "tests/storage/test_icechunk.py::test_job_after_job",
     "tests/storage/test_icechunk_failures.py",
     "tests/storage/test_icechunk_temp.py",
     "tests/storage/test_journal.py",
     "tests/storage/test_lease.py",
     "tests/storage/test_locations.py",
+    "tests/storage/test_object_stores.py::test_a_bucket",
+    "tests/storage/test_object_stores.py::test_a_secret",
+    "tests/storage/test_object_stores.py::test_an_object_is_read",
+    "tests/storage/test_object_stores.py::test_an_overwritten_array",
+    "tests/storage/test_object_stores.py::test_intermediates",
+    "tests/storage/test_object_stores.py::test_stores_with_explicit",
+    "tests/storage/test_object_stores.py::test_the_endpoint",
+    "tests/storage/test_torn.py",
+    "tests/storage/test_vanished.py",
     "tests/test_algorithm.py",
+    "tests/test_api.py::test_every_request",
     "tests/test_bad_input.py",
     "tests/test_batch.py",
     "tests/test_budget.py",
+    "tests/test_bytesums.py",
+    "tests/test_chunkspec.py",
     "tests/test_cli.py",
+    "tests/test_cli_batch.py",
+    "tests/test_cost.py",
+    "tests/test_digest.py",
     "tests/test_endrequests.py",
+    "tests/test_fitting.py",
     "tests/test_four_stages.py",
+    "tests/test_grid.py",
     "tests/test_job.py",
+    "tests/test_layers.py",
     "tests/test_leftovers.py",
+    "tests/test_memory.py",
+    "tests/test_memory_promise.py::test_a_job_holds_no_more_than_it_says[direct",
+    "tests/test_memory_promise.py::test_a_job_holds_no_more_than_it_says[format 2",
+    "tests/test_memory_promise.py::test_a_job_holds_no_more_than_it_says[ragged",
+    "tests/test_memory_promise.py::test_a_job_holds_no_more_than_it_says[raw",
+    "tests/test_memory_promise.py::test_a_job_holds_no_more_than_it_says[staged,",
+    "tests/test_memory_promise.py::test_a_job_holds_no_more_than_it_says[verified",
+    "tests/test_memory_promise.py::test_a_job_holds_no_more_than_it_says[whole objects",
+    "tests/test_memory_promise.py::test_a_worker_holds",
+    "tests/test_memory_promise.py::test_indices",
+    "tests/test_oblique.py",
+    "tests/test_pictures.py",
     "tests/test_planning.py",
+    "tests/test_plans.py",
     "tests/test_preparation.py",
     "tests/test_readme.py",
     "tests/test_regions.py",
+    "tests/test_reports.py::test_i0",
+    "tests/test_reports.py::test_i1",
+    "tests/test_reports.py::test_i4",
+    "tests/test_reports.py::test_i5",
+    "tests/test_reports.py::test_i6",
+    "tests/test_results.py",
+    "tests/test_resuming.py",
     "tests/test_sharded_temp.py",
+    "tests/test_sizes.py",
     "tests/test_status.py",
+    "tests/test_tasks.py",
     "tests/test_three_stages.py",
+    "tests/test_waves.py",
+    "tests/test_wire.py",
     "tests/testing/",
+    "tests/verification/test_compare.py",
+    "tests/verification/test_copied.py",
     "tests/verification/test_levels.py",
 )
-"""Tests that learn little from another interpreter and its zarr: planning, schedulers and their contract, drivers and
-their journals, faults, what is refused and printed. They are more than half of the time. With the variable
-RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are left out; those of metadata, codecs, stores,
-copying, reports, Beam and processes run on both, but for places, journals and contracts of executors."""
+"""Tests that learn little from another interpreter and its zarr: arithmetic and planning, schedulers and contracts of
+executors, drivers and their journals, faults, what is refused, printed and sent. They are most of the time. With the
+variable RECHUNK_EXEC_AGAIN, which CI sets on the second interpreter, they are left out; those of metadata, codecs,
+stores and copying run on both, jobs by each executor, how workers start and import, and a few of those that measure
+memory."""
 
 Needs = Callable[[str], ModuleType]
 
@@ -99,16 +174,27 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def once() -> tuple[str, ...]:
+    """What to leave out here, as names of tests begin."""
+    return ONCE if os.environ.get("RECHUNK_EXEC_AGAIN") else ()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read no file of which all is left out."""
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    return True if f"{name}/".startswith(tuple(f"{one.rstrip('/')}/" for one in once())) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what takes long and what must not run beside others; leave out the first, and what has run elsewhere."""
-    once = ONCE if os.environ.get("RECHUNK_EXEC_AGAIN") else ()
+    elsewhere = once()
     left_out = set()
     for item in items:
         if getattr(item, "originalname", None) in long_of(getattr(item, "cls", None)):
             item.add_marker("long")
         if item.get_closest_marker("memory") or item.get_closest_marker("serial"):
             item.add_marker("alone")
-        if item.nodeid.startswith(once) or (item.get_closest_marker("long") and not config.getoption("--long")):
+        if item.nodeid.startswith(elsewhere) or (item.get_closest_marker("long") and not config.getoption("--long")):
             left_out.add(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

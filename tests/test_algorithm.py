@@ -175,7 +175,7 @@ def test_a_small_last_task_may_fill_a_slot() -> None:
 
 @pytest.mark.parametrize(
     "longest, most_axes, most_stages, examples, more",
-    [(60, 1, 2, 50, 150), (9, 2, 2, 50, 150), (12, 1, 3, 20, 60), (5, 2, 3, 10, 25)],
+    [(60, 1, 2, 30, 150), (9, 2, 2, 30, 150), (12, 1, 3, 15, 60), (5, 2, 3, 8, 25)],
 )
 def test_plans_are_as_fast_as_the_best_of_all(
     longest: int, most_axes: int, most_stages: int, examples: int, more: int, long: bool
@@ -403,7 +403,7 @@ def transposing(rng: random.Random, longest: int, axes: int) -> PlanRequest:
 
 @pytest.mark.parametrize(
     "longest, axes, most_stages, count, more",
-    [(10, 2, 2, 100, 300), (12, 1, 3, 20, 60), (5, 2, 3, 30, 100), (7, 1, 4, 6, 20)],
+    [(10, 2, 2, 60, 300), (12, 1, 3, 20, 60), (5, 2, 3, 15, 100), (7, 1, 4, 4, 20)],
 )
 def test_plans_of_several_stages_are_as_fast_as_the_best_of_all(
     longest: int, axes: int, most_stages: int, count: int, more: int, long: bool
@@ -518,7 +518,7 @@ LIMITED = replace(
     "model, sharded",
     [
         (CostModel.local(), False),
-        (SLOW_OPERATIONS, True),
+        pytest.param(SLOW_OPERATIONS, True, marks=pytest.mark.long),
         pytest.param(CostModel.local(), True, marks=pytest.mark.long),
         pytest.param(SLOW_OPERATIONS, False, marks=pytest.mark.long),
     ],

@@ -38,7 +38,8 @@ from tests.jobs import (
 )
 from tests.values import Array, position_values, same_bits
 
-EVERY = ("serial", "threads", "processes")
+EVERY = (pytest.param("serial", marks=pytest.mark.long), "threads", "processes")
+"""Executors; what the first does in this thread, the second does in others."""
 
 
 @pytest.fixture(scope="module")
@@ -290,16 +291,24 @@ def test_i15_chunks_that_cross_the_source_grid_are_all_there(
     assert_kept_promises(job)
 
 
+SHARDED: tuple[tuple[Shape, Shape, Shape, Shape], ...] = (
+    ((64, 64), (4, 4), (4, 4), (16, 16)),  # as it was reported
+    ((61, 59), (4, 4), (4, 4), (16, 16)),  # ragged shards
+    ((61, 59), (5, 59), (7, 3), (14, 9)),
+    ((13, 61, 59), (1, 61, 59), (13, 4, 5), (13, 16, 15)),
+)
+
+
 @pytest.mark.parametrize(
-    "shape, source, target, shards",
+    "size, shape, source, target, shards",
     [
-        ((64, 64), (4, 4), (4, 4), (16, 16)),  # as it was reported
-        ((61, 59), (4, 4), (4, 4), (16, 16)),  # ragged shards
-        ((61, 59), (5, 59), (7, 3), (14, 9)),
-        ((13, 61, 59), (1, 61, 59), (13, 4, 5), (13, 16, 15)),
+        pytest.param(16, *SHARDED[0]),
+        pytest.param(16, *SHARDED[3]),
+        pytest.param(16, *SHARDED[1], marks=pytest.mark.long),
+        pytest.param(16, *SHARDED[2], marks=pytest.mark.long),
+        *(pytest.param(4, *layout) for layout in SHARDED),
     ],
 )
-@pytest.mark.parametrize("size", [16, 4])
 def test_i16_no_two_tasks_write_into_one_shard(
     tmp_path: Path,
     processes: ProcessesExecutor,
@@ -430,9 +439,15 @@ FILLS: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("write_empty_chunks", [False, True])
 @pytest.mark.parametrize("source_format, target_format", [(2, 2), (2, 3), (3, 3), (3, 2)])
-@pytest.mark.parametrize("dtype, fill", FILLS)
+@pytest.mark.parametrize(
+    "dtype, fill, write_empty_chunks",
+    [
+        *((*one, False) for one in FILLS),
+        # A chunk that is stored is compared with the fill value as any other one is.
+        *(pytest.param(*one, True, marks=[] if one in FILLS[:2] else pytest.mark.long) for one in FILLS),
+    ],
+)
 def test_i26_the_fill_value_stays_and_chunks_of_it_are_not_stored(
     tmp_path: Path, dtype: str, fill: Any, source_format: Any, target_format: Any, write_empty_chunks: bool
 ) -> None:

@@ -306,7 +306,7 @@ def test_a_failure_while_writing_leaves_no_parts_and_no_open_files(
     assert same_bits(read_by_zarr(target), position_values((8, 8), "f4"))
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_an_object_that_cannot_be_replaced_leaves_no_parts(threads: int, tmp_path: Path) -> None:
     stage = simple_stage(tmp_path, threads=threads)
     (tmp_path / "target/c/1/0").mkdir(parents=True)

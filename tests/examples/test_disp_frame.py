@@ -65,8 +65,15 @@ def test_the_layers_become_whole_series_shards(example: Any, maps: Path, tmp_pat
         assert jobs[name].plan.traffic == 2.0  # each epoch is decoded once
 
 
-@pytest.mark.parametrize("method", ["ols", "whittle"])
-@pytest.mark.parametrize("max_mem", ["64MB", "100kB"])
+@pytest.mark.parametrize(
+    "method, max_mem",
+    [
+        ("ols", "64MB"),
+        ("whittle", "100kB"),
+        pytest.param("ols", "100kB", marks=pytest.mark.long),
+        pytest.param("whittle", "64MB", marks=pytest.mark.long),
+    ],
+)
 def test_fitted_velocities_are_the_same_to_the_bit(
     needs: Needs, example: Any, maps: Path, tmp_path: Path, method: str, max_mem: str
 ) -> None:

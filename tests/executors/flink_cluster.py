@@ -1,4 +1,4 @@
-"""A real standalone cluster of Flink to test with, started and stopped by the scripts that PyFlink brings."""
+"""A real standalone cluster of Flink to test with, started by the scripts that PyFlink brings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,9 @@ def running_flink(folder: Path, task_managers: int = 2, slots: int = 2) -> Itera
         cluster.wait_for_slots(task_managers * slots)
         yield cluster
     finally:
-        cluster.script("stop-cluster.sh")
+        for process in cluster.processes():  # as stop-cluster.sh does, which starts a Java process or two for that
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
         left = list(filter(is_alive, psutil.wait_procs(cluster.processes(), timeout=30)[1]))
         for process in left:
             process.kill()

@@ -130,10 +130,10 @@ def make_source(tmp_path: Path) -> Any:
     return zarr.open_array(tmp_path / "source.zarr", mode="r")
 
 
-# What Prism does with a task that fails is in test_contract_beam.py.
+# What others do with a task that fails is in test_contract_beam.py: Prism, in this program and as a service.
 @pytest.mark.parametrize(
     "way",
-    ["memory", "processes", *(pytest.param(name, marks=pytest.mark.long) for name in ("prism", "service"))],
+    ["memory", *(pytest.param(name, marks=pytest.mark.long) for name in ("processes", "prism", "service"))],
     indirect=True,
 )
 def test_a_task_that_always_fails_and_the_job_goes_on_later(

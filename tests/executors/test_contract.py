@@ -70,8 +70,9 @@ class TestProcesses(PoolContract):
         return [lambda: ProcessesExecutor(2.0), lambda: ProcessesExecutor(threads=2)]  # type: ignore[arg-type, call-arg]
 
 
+@pytest.mark.long
 class TestProcessesByName(ExecutorContract):
-    """Stages that hold nothing but names, which JSON can say too."""
+    """Stages that hold nothing but names, which JSON can say too. Those of lines of a file of jobs are such stages."""
 
     stores: ClassVar[Stores] = "named"
 
@@ -152,7 +153,7 @@ class OnGivenCluster(PoolContract):
 
 
 class TestClusterOfProcesses(OnGivenCluster):
-    """Set-up is seen where a worker joins later, and on threads, and of two workers in test_dask.py; as are deaths."""
+    """Set-up is seen where a worker joins later, and of two workers in test_dask.py; as are deaths."""
 
     long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP, "test_a_killed_worker_costs_only_its_task")
     workers = 2
@@ -169,9 +170,9 @@ class TestClusterOfProcesses(OnGivenCluster):
 
 
 class TestClusterOfThreads(OnGivenCluster):
-    """One process, of two threads."""
+    """One process, of two threads, which is set up as others are."""
 
-    long: ClassVar[tuple[str, ...]] = (THREE_STAGES,)
+    long: ClassVar[tuple[str, ...]] = (THREE_STAGES, *SET_UP)
     workers = 1
     threads = 2
 

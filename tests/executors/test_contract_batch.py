@@ -14,8 +14,8 @@ from tests.conftest import needed_module
 class TestBatch(ExecutorContract):
     """Each run starts processes for each stage, so that few runs show what this executor does by itself.
 
-    Whole jobs are in test_batch_executor.py; tries of a line, and lines that run twice at once, in test_batch.py. What
-    an earlier failure leaves is read by the same code as for Beam.
+    Whole jobs are in test_batch_executor.py; tries of a line, lines that run twice at once, and those that are left,
+    in test_batch.py. What an earlier failure leaves is read by the same code as for Beam.
     """
 
     long: ClassVar[tuple[str, ...]] = (
@@ -24,6 +24,7 @@ class TestBatch(ExecutorContract):
         "test_running_again_after_a_failure_is_harmless",
         "test_tasks_that_run_twice_at_once_leave_the_same_bytes",
         "test_a_task_that_fails_is_tried_again_and_no_more",
+        "test_the_tasks_that_are_left",
     )
     stores: ClassVar[Stores] = "named"
     exceptions: ClassVar[Mapping[str, str]] = {

@@ -56,8 +56,8 @@ class TestInMemory(OnBeam):
 
 @pytest.mark.long
 class TestInProcesses(OnBeam):
-    """Each run starts processes that import Beam. A job with retries, a failure and an interrupt on processes are in
-    test_beam.py; the rest is what the runner in memory does."""
+    """Each run starts processes that import Beam. A job with retries and an interrupt on processes are in test_beam.py;
+    the rest is what the runner in memory does."""
 
     runner = "processes"
 

@@ -10,9 +10,13 @@ from tests.executors.fakedevice import FakeGpuExecutor
 
 
 class TestGpu(PoolContract):
-    """How workers are set up is what this pool has from the pool of processes, whose tests show it."""
+    """How workers are set up and replaced is what this pool has from the pool of processes, whose tests show it.
+
+    That one which takes the place of another has its device is in test_gpu.py.
+    """
 
     long: ClassVar[tuple[str, ...]] = (
+        "test_a_killed_worker_costs_only_its_task",
         "test_a_worker_that_joins_later_is_set_up_before_its_tasks",
         "test_run_on_workers_runs_once_in_each",
         "test_run_on_workers_passes_on_failure",

@@ -294,6 +294,7 @@ def test_a_killed_program_leaves_no_process(tmp_path: Path) -> None:
     await_end(family)
 
 
+@pytest.mark.long  # multiprocessing tells it, here as there: test_main_module.py
 def test_a_script_without_guard_is_told(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(

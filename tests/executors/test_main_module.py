@@ -95,7 +95,7 @@ def test_an_interactive_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        "print(list(ex.ProcessesExecutor(1).map(abs, range(5))))",
+        pytest.param("print(list(ex.ProcessesExecutor(1).map(abs, range(5))))", marks=pytest.mark.long),
         "ex.check_stages(ex.resolve('serial'), []); print(list(ex.ProcessesExecutor(1).map(abs, range(5))))",
     ],
 )

@@ -34,7 +34,7 @@ def _no_workers_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_job_that_dies_at_a_change_of_a_store_goes_on(name: str, tmp_path: Path, long: bool) -> None:
     figures = Figures()
     seed = 3 + list(CASES).index(name)
-    run_case(Scene(CASES[name], MemoryPlace(), tmp_path), figures, every=1 if long else 6, seed=seed)
+    run_case(Scene(CASES[name], MemoryPlace(), tmp_path), figures, every=1 if long else 9, seed=seed)
     print(figures)
 
 
@@ -50,7 +50,7 @@ def test_a_job_that_dies_at_a_change_of_a_bucket_goes_on(s3: Bucket, tmp_path: P
     figures = Figures()
     for name in ["over ours, shards", "over the same, two stages"][: None if long else 1]:
         scene = Scene(CASES[name], BucketPlace(s3), tmp_path / name)
-        run_case(scene, figures, every=4 if long else 13, seed=3)
+        run_case(scene, figures, every=4 if long else 19, seed=3)
     print(figures)
 
 

@@ -81,8 +81,17 @@ def plan(source: ZarrArray, tmp_path: Path, disk: Path, full: str, executor: Any
     return job
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("full", ["target", "temp"])
+@pytest.mark.parametrize(
+    "full, executor",
+    [
+        ("target", "threads"),
+        ("target", "processes"),
+        ("temp", "serial"),
+        ("temp", "processes"),
+        pytest.param("target", "serial", marks=pytest.mark.long),
+        pytest.param("temp", "threads", marks=pytest.mark.long),
+    ],
+)
 def test_a_disk_that_fills_in_the_middle_is_told_and_the_job_goes_on_when_there_is_room(
     full: str, executor: str, tmp_path: Path, disk: Path, source: ZarrArray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ def proxy(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield way
 
 
-@pytest.mark.parametrize("executor", ["threads", "processes"])
+@pytest.mark.parametrize("executor", ["threads", pytest.param("processes", marks=pytest.mark.long)])
 def test_an_s3_server_that_is_busy(s3: Bucket, proxy: Proxy, executor: str) -> None:
     source = make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
     proxy.kinds, proxy.rate = KINDS, 0.1

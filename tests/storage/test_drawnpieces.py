@@ -71,8 +71,17 @@ def test_nothing_is_drawn_from_a_region_that_was_left() -> None:
         Body(drawn).read()
 
 
-@pytest.mark.parametrize("piece", [(2, 20_000), (2, 270_000), (500, 300)], ids=["runs", "rows", "parts of rows"])
-@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(
+    "piece, in_parts",
+    [
+        pytest.param((2, 20_000), False, id="runs"),
+        pytest.param((2, 270_000), False, id="rows"),
+        pytest.param((500, 300), True, id="parts of rows, in parts"),
+        pytest.param((2, 20_000), True, id="runs, in parts", marks=pytest.mark.long),
+        pytest.param((2, 270_000), True, id="rows, in parts"),
+        pytest.param((500, 300), False, id="parts of rows", marks=pytest.mark.long),
+    ],
+)
 def test_what_s3_gets(s3: Bucket, piece: Shape, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     s3fs: Any = needed_module("s3fs")
     shape = {20_000: (6, 240_000), 270_000: (8, 270_000), 300: (1000, 1800)}[piece[1]]

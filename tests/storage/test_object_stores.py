@@ -69,7 +69,7 @@ def shown_by(*default: str) -> pytest.MarkDecorator:
     )
 
 
-@shown_by("serial", "threads", "processes", "dask")
+@shown_by("threads", "processes", "dask")
 @pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_from_s3_to_s3(s3: Bucket, executor: Any, stages: int) -> None:
     make_array(s3.store("in/source.zarr"), SHAPE, EPOCHS, fill_value=7)
