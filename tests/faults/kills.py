@@ -325,6 +325,7 @@ def run_jobs(
     figures: Figures,
     *,
     first: int = 0,
+    workers: int = 2,
 ) -> None:
     """Run jobs, each killed up to four times, until all aims were met; executors and forms take turns."""
     chance = random.Random(seed)
@@ -335,6 +336,7 @@ def run_jobs(
         turn = number // len(executors)
         form = list(FORMS)[turn % len(FORMS)]
         scene = Scene(place, executors[number % len(executors)], replaces=turn % 2 == 1, form=form)
+        scene.order = replace(scene.order, workers=workers)
         kills = Killing(scene, chance, figures).run(aims[: chance.randint(2, 4)])
         aims = aims[kills:]
         shutil.rmtree(place)

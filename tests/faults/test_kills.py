@@ -32,13 +32,15 @@ class Few:
 
     aims: tuple[str, ...]
     first: int
+    workers: int = 2
 
 
 FEW = {
     "threads": Few(("SIGINT", "driver"), first=2),  # of three stages
     "processes": Few(("group", "worker", "driver"), first=1),  # intermediates in pieces, over another array
+    "dask": Few(("group", "worker"), first=0, workers=1),
 }
-"""A loop has no worker to kill, and what cluster workers have done is noted as that of other processes is."""
+"""A loop has no worker to kill; one of three stages that is killed in threads is much the same."""
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,7 @@ def test_killed_at_random_moments_and_resumed(executor: str, tmp_path: Path, lon
         run_jobs(tmp_path, (executor,), random.Random(11).choices(AIMS, k=35), 11, figures)
     else:
         few = FEW[executor]
-        run_jobs(tmp_path, (executor,), few.aims, 11, figures, first=few.first)
+        run_jobs(tmp_path, (executor,), few.aims, 11, figures, first=few.first, workers=few.workers)
         assert figures.kills == Counter(few.aims)
     print(figures)
     assert figures.rerun_although_done == 0
