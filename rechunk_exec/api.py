@@ -31,6 +31,7 @@ from rechunk_exec.preparation import Undertaking
 from rechunk_exec.request import Limits
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan, refuse_past_limits
 from rechunk_exec.sizes import parse_bytes
+from rechunk_exec.staging import JobPlaces
 from rechunk_exec.tasks import ArrayRef
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_nodes
 
@@ -177,13 +178,12 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
         options=target_options or {},
     )
     design = storage.design_target(stored, wishes)
-    storage.refuse_overlap(places.source, places.target)
+    _refuse_place(places, stored)
     begun = storage.read_job(places.target) if mode == "resume" and places.journalled else None
     temp_name = storage.new_temp_name(places.target) if begun is None else begun.temp_name
     places = places.with_temp(temp_name)
     if begun is None:
         storage.refuse_existing(places.source, places.target, mode)
-    storage.refuse_inside_array(places.target)
     before = None if begun is None else begun.fingerprint
     budget = budget_for(asked, workers, executor=runner.name, begun=None if before is None else before.max_mem)
     if budget.warning:
@@ -238,6 +238,13 @@ def rechunk(  # noqa: PLR0913, PLR0917 - the first nine are rechunker's, in its 
             cost=resolve(cost_model),
         )
     )
+
+
+def _refuse_place(places: JobPlaces, stored: storage.StoredArray) -> None:
+    """Raise :class:`PlanError` if the target would lie where the source or another array is."""
+    storage.refuse_overlap(places.source, places.target)
+    storage.refuse_links_into(places.target, places.source, stored)
+    storage.refuse_inside_array(places.target)
 
 
 def _too_little_room(plan: Plan, temp: ArrayRef | None) -> int | None:

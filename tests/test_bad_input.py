@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +29,8 @@ from zarr.storage import LocalStore, MemoryStore, StorePath, ZipStore
 
 import rechunk_exec as rx
 from rechunk_exec.executors import SerialExecutor, ThreadsExecutor
-from tests.jobs import ZarrArray, assert_exact, make_array, snapshot, stored_objects
+from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot, stored_objects
+from tests.values import position_values
 
 SHAPE = (8, 6, 4)
 NAMES = ("time", "y", "x")
@@ -745,6 +747,27 @@ def test_a_target_inside_another_array_is_refused(tmp_path: Path) -> None:
         message = refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", other / "inside")
         assert "inside the array" in message
         refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", other, array_name="inside")
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("kind", ["memory", "fsspec", "path"])
+@pytest.mark.parametrize("at", ["", "g", "g/.a"])
+def test_a_target_inside_another_array_of_a_store_is_refused(
+    tmp_path: Path, zarr_format: int, kind: str, at: str
+) -> None:
+    # zarr looks for arrays of one format only.
+    source = make_array(tmp_path / "source", SHAPE, (1, 6, 4))
+    places = {"memory": MemoryStore(), "fsspec": f"memory://inside-{secrets.token_hex(6)}", "path": tmp_path / "t"}
+    store: Any = places[kind]
+    make_array(store, (4,), (2,), zarr_format=zarr_format, name=at or None)
+    inside = f"{at}/b/c".lstrip("/")
+    for mode in ("fail", "overwrite"):
+        message = refusal(
+            tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", store, array_name=inside, mode=mode,
+            zarr_format=5 - zarr_format,
+        )  # fmt: skip
+        assert "inside the array" in message
+    assert elements(zarr.open_array(store, path=at, mode="r")).tolist() == position_values((4,), "f4").tolist()
 
 
 @pytest.mark.parametrize("place", ["nope://x", "a\0b", "n" * 300])

@@ -48,6 +48,7 @@ from rechunk_exec.storage.journal import (
 )
 from rechunk_exec.storage.lease import Lease, has_traces_of_drivers, sole_writer
 from rechunk_exec.storage.lines import LinesFile, LinesWriter
+from rechunk_exec.storage.links import refuse_links_into
 from rechunk_exec.storage.locations import refuse_overlap
 from rechunk_exec.storage.members import array_paths
 from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
@@ -155,6 +156,7 @@ __all__ = [
     "refuse_existing",
     "refuse_foreign_temp",
     "refuse_inside_array",
+    "refuse_links_into",
     "refuse_overlap",
     "refuse_unwritable",
     "remove_array",

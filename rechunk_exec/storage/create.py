@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,10 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.consolidated import group_of_other_format
+from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
+from rechunk_exec.storage.places import groups_above
 from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
@@ -210,11 +211,10 @@ def complete(design: Design, ref: ArrayRef) -> None:
     with quiet_zarr():
         documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
     for name, document in documents.items():
-        if objects.read(name, lambda size: memoryview(bytearray(size))) is None:
+        if objects.read(name, fresh) is None:
             put_object(objects, name, document.to_bytes())
     try:
-        for parent in PurePosixPath(ref.path).parents if ref.path and not design.alone else ():
-            path = str(parent).removeprefix(".")
+        for path in () if design.alone else groups_above(ref.path):
             zarr.open_group(store, path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
     except Exception as error:
         raise StorageError(f"cannot create the groups of {ref}: {type(error).__name__}: {error}") from error

@@ -20,6 +20,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import local_path, open_store
@@ -72,7 +73,7 @@ class Documents:
                 self._objects.refuse_short(key, len(content))
 
         use = None if isinstance(self._objects, LocalObjects) else refuse_part  # a file is given whole
-        content = self._objects.read(key, lambda size: memoryview(bytearray(size)), use=use)
+        content = self._objects.read(key, fresh, use=use)
         return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
     def names(self, folder: str = "", *, filled: bool = False) -> list[str]:

@@ -16,7 +16,8 @@ from rechunk_exec.storage.stored import StoredArray
 from rechunk_exec.storage.stores import local_path, quiet_zarr, zip_file
 from rechunk_exec.tasks import ArrayRef
 
-_FILES_LOOKED_AT = 256
+FILES_LOOKED_AT = 256
+"""On a local disk."""
 _OBJECTS_LOOKED_AT = 16
 """Of an object store, where each takes a request."""
 _LONGEST_TEXT = 200
@@ -144,7 +145,7 @@ def _state(stored: StoredArray, ref: ArrayRef) -> _State:
     names = _DOCUMENTS[stored.metadata.zarr_format]
     if folder is not None:
         return _State(
-            chunks=tuple(file_stamp(key, folder / key) for key in _some_keys(stored, _FILES_LOOKED_AT)),
+            chunks=tuple(file_stamp(key, folder / key) for key in some_keys(stored, FILES_LOOKED_AT)),
             documents=tuple(file_stamp(name, folder / name) for name in names),
         )
     session = session_of(ref.store)
@@ -153,7 +154,7 @@ def _state(stored: StoredArray, ref: ArrayRef) -> _State:
         return _State(snapshot=snapshot)
     return _State(
         snapshot=f"{snapshot} with uncommitted changes" if snapshot else "",
-        chunks=object_stamps(store, ref.path, _some_keys(stored, _OBJECTS_LOOKED_AT)),
+        chunks=object_stamps(store, ref.path, some_keys(stored, _OBJECTS_LOOKED_AT)),
         documents=object_stamps(store, ref.path, names),
     )
 
@@ -163,7 +164,8 @@ def _changed(begun: Iterable[Stamp], now: Iterable[Stamp]) -> list[str]:
     return sorted(one.key for one in begun if one.key not in there or one.shows_change(there[one.key]))
 
 
-def _some_keys(stored: StoredArray, most: int) -> Iterator[str]:
+def some_keys(stored: StoredArray, most: int) -> Iterator[str]:
+    """Yield the keys of some objects of an array, spread evenly; of all where there are few."""
     grid = Grid(stored.shape, stored.write_unit)
     last = len(grid) - 1
     steps = range(min(most, len(grid)))

@@ -11,16 +11,19 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from zarr.abc.store import Store
+
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, list_names
 from rechunk_exec.storage.files import is_partial
+from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.removal import remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
@@ -104,26 +107,52 @@ def child(ref: ArrayRef, name: str) -> ArrayRef:
 def exists(ref: ArrayRef) -> bool:
     """Whether the metadata of an array are at a place."""
     objects = objects_of(open_store(ref, read_only=True), ref.path)
-    return any(
-        objects.read(name, lambda size: memoryview(bytearray(size))) is not None for name in ("zarr.json", ".zarray")
-    )
+    return any(objects.read(name, fresh) is not None for name in ("zarr.json", ".zarray"))
 
 
 def refuse_inside_array(target: ArrayRef) -> None:
-    """Raise :class:`PlanError` if a local target lies inside an array that exists."""
+    """Raise :class:`PlanError` if a target lies inside an array that exists: anywhere on a disk, else in its store."""
     path = local_path(target)
-    for folder in path.parents if path is not None else ():
-        if (folder / ".zarray").is_file() or _is_array_document(folder / "zarr.json"):
-            raise PlanError(f"a target must not lie inside an array; got {target} inside the array {folder}")
+    if path is not None:
+        around = next((str(folder) for folder in path.parents if _holds_array(folder)), None)
+    elif target.path:
+        store = open_store(target, read_only=True)
+        groups = (replace(target, path=group) for group in groups_above(target.path))
+        around = next((str(group) for group in groups if _stores_array(store, group.path)), None)
+    else:
+        around = None
+    if around is not None:
+        raise PlanError(f"a target must not lie inside an array; got {target} inside the array {around}")
 
 
-def _is_array_document(path: Path) -> bool:
-    """Whether a file holds the metadata of an array; a group's may hold copies of those of its arrays."""
+def groups_above(path: str) -> Iterator[str]:
+    """Yield the paths of the groups that something in a store is in, from the innermost to the root, which is ""."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _holds_array(folder: Path) -> bool:
+    with suppress(OSError, ValueError):  # such as a name with NUL, which is refused where it is opened
+        return (folder / ".zarray").is_file() or _is_of_array((folder / "zarr.json").read_bytes())
+    return False
+
+
+def _stores_array(store: Store, path: str) -> bool:
+    objects = objects_of(store, path)
+    with suppress(StorageError):  # who may write an array need not be allowed to look at what is around it
+        document = objects.read("zarr.json", fresh)
+        return objects.read(".zarray", fresh) is not None or (document is not None and _is_of_array(bytes(document)))
+    return False
+
+
+def _is_of_array(document: bytes) -> bool:
+    """Whether a document ``zarr.json`` is of an array; a group's may hold copies of those of its arrays."""
     try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        found = json.loads(document)
+    except ValueError:
         return False
-    return isinstance(document, dict) and document.get("node_type") == "array"
+    return isinstance(found, dict) and found.get("node_type") == "array"
 
 
 def refuse_existing(source: ArrayRef, target: ArrayRef, mode: str) -> None:
@@ -260,7 +289,7 @@ def is_temp_of(place: ArrayRef, job: str) -> bool:
 
 def _read_mark(place: ArrayRef) -> str | None:
     objects = objects_of(open_store(place, read_only=True), place.path)
-    mark = objects.read(_MARKER, lambda size: memoryview(bytearray(size)))
+    mark = objects.read(_MARKER, fresh)
     return None if mark is None else bytes(mark).decode(errors="replace")
 
 

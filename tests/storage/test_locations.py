@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,38 @@ def local_names(folder: Path) -> dict[str, Name]:
         ),
         "obstore": lambda name: ObjectStore(needed_module("obstore.store").LocalStore(str(folder / name))),
     }
+
+
+def link(path: Path, to: Path) -> None:
+    """Put a link in the place of a file or a folder, which moves to where the link leads."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(path, to)
+    path.symlink_to(to)
+
+
+@pytest.mark.parametrize("linked", ["c", "c/1", "c/1/0/0"])
+@pytest.mark.parametrize("by", ["path", "fsspec"])
+@pytest.mark.parametrize("into", ["target", "target/inside/of/it"])
+def test_a_source_whose_chunks_are_links_into_the_target_is_refused(
+    tmp_path: Path, linked: str, by: str, into: str
+) -> None:
+    make_array(tmp_path / "source", SHAPE, EPOCHS)
+    make_array(tmp_path / "target", SHAPE, EPOCHS)
+    shutil.rmtree(tmp_path / "target" / "c")
+    link(tmp_path / "source" / linked, tmp_path / into / linked)
+    (tmp_path / "link").symlink_to(tmp_path)
+    before = snapshot(tmp_path)
+    for mode in ("fail", "overwrite", "resume"):
+        with pytest.raises(PlanError, match=r"same or inside .* of the source leads there by a link"):
+            run(local_names(tmp_path)[by]("source"), tmp_path / "target", mode=mode)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_source_whose_chunks_are_links_elsewhere_is_read(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", SHAPE, EPOCHS)
+    link(tmp_path / "source" / "c", tmp_path / "targets" / "c")
+    for _ in range(2):
+        assert_exact(run(tmp_path / "source", tmp_path / "target"), source)
 
 
 @pytest.mark.parametrize("by", local_names(Path()))

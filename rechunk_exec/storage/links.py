@@ -1,0 +1,30 @@
+"""Files of a source that are links to where the target is to be. Layer: storage."""
+
+from __future__ import annotations
+
+import os
+
+from rechunk_exec.storage.identity import FILES_LOOKED_AT, some_keys
+from rechunk_exec.storage.locations import location, overlap
+from rechunk_exec.storage.stored import StoredArray
+from rechunk_exec.tasks import ArrayRef
+
+
+def refuse_links_into(target: ArrayRef, source: ArrayRef, stored: StoredArray) -> None:
+    """Raise :class:`PlanError` if files of a source, or their folders, are links into the target's folder.
+
+    To replace what is there would destroy them. As many files are looked at as for the fingerprint.
+
+    Parameters
+    ----------
+    target, source : ArrayRef
+    stored : StoredArray
+        The source.
+    """
+    one, other = location(source), location(target)
+    if one.kind != "file" or other.kind != "file":
+        return
+    for key in some_keys(stored, FILES_LOOKED_AT):
+        path = os.path.join(str(one), key)  # noqa: PTH118 - realpath takes and gives texts
+        if (os.path.realpath(path) + os.sep).startswith(str(other) + os.sep):
+            raise overlap(source, target, f": {key!r} of the source leads there by a link")
