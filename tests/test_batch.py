@@ -433,6 +433,60 @@ def test_numbers_are_written_as_schedulers_take_them() -> None:
     assert format_indices([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1])])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_finalize_does_not_end_a_job_of_which_objects_are_lost_or_cut(
+    tmp_path: Path, stages: int, damage: Callable[[Path], object]
+) -> None:
+    batch = begin_one_stage(tmp_path) if stages == 1 else begin_two_stages(tmp_path)
+    batch.run_all()
+    chunks = sorted(path for path in (batch.target / "c").rglob("*") if path.is_file())
+    for path in (chunks[1], chunks[-1]):
+        damage(path)
+    with pytest.raises(NotReadyError, match=r"objects of 2 tasks are lost or cut: indices \d+,\d+ of .*jobs\.jsonl"):
+        rx.finalize_jobs(batch.jobs)
+    again = rx.failed_jobs(batch.jobs)
+    assert len(again) == 2
+    assert min(again) >= sum(batch.tasks[:-1]), "of the last stage"
+    for number in again:
+        rx.run_job(batch.jobs, number)
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_finalize_makes_lost_intermediates_again_that_lost_objects_are_made_of(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    batch.run_all()
+    for path in (batch.target / "c").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    (temp,) = (path for path in tmp_path.iterdir() if "temp" in path.name)
+    lost = next(path for path in sorted(temp.rglob("c/*")) if path.is_dir())
+    shutil.rmtree(lost)
+    with pytest.raises(NotReadyError, match="are lost or cut"):
+        rx.finalize_jobs(batch.jobs)
+    assert 0 < len(rx.failed_jobs(batch.jobs, stage=0)) < batch.tasks[0]
+    for stage in range(2):
+        for number in rx.failed_jobs(batch.jobs, stage=stage):
+            rx.run_job(batch.jobs, number, stage=stage)
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+
+
+def test_finalize_tells_a_result_that_is_torn(tmp_path: Path) -> None:
+    batch = begin_one_stage(tmp_path)
+    batch.run_all()
+    results = next(path for path in (batch.target / ".rechunk_exec").rglob("done/*.json"))
+    results.write_text('{"half')
+    before = snapshot(tmp_path)
+    with pytest.raises(ResumeError, match="journal"):
+        rx.finalize_jobs(batch.jobs)
+    assert snapshot(batch.target / "c") == {
+        name.removeprefix("target.zarr/c/"): held for name, held in before.items() if name.startswith("target.zarr/c/")
+    }
+    assert rx.status(batch.target).state == "unfinished"
+
+
 def test_what_a_finalize_has_left_that_was_killed_at_its_very_end_is_gone_after_another(tmp_path: Path) -> None:
     batch = begin_one_stage(tmp_path)
     batch.run_all()
@@ -494,7 +548,7 @@ def test_finalize_compares_and_what_differs_is_written_anew(tmp_path: Path, told
 def test_finalize_compares_what_lines_of_before_have_read_with_the_source_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "_FILES_LOOKED_AT", 2)
+    monkeypatch.setattr(identity, "FILES_LOOKED_AT", 2)
     batch = begin_two_stages(tmp_path, verify=True)
     rx.run_job(batch.jobs, range(2))
     batch.source[1] = 0.5  # one of the chunks that nobody looks at

@@ -15,7 +15,7 @@ from rechunk_exec.errors import NotReadyError, RechunkError, StorageError, Targe
 from rechunk_exec.jobstatus import JobStatus, read_status
 from rechunk_exec.preparation import tidy_ended, utc_now
 from rechunk_exec.results import TaskFailure, TaskResult
-from rechunk_exec.resuming import take_back
+from rechunk_exec.resuming import take_back, what_is_left
 from rechunk_exec.staging import intermediates
 from rechunk_exec.storage import FinishedRecord, JobRecord, Lease
 from rechunk_exec.tasks import ArrayRef
@@ -122,7 +122,8 @@ def finalize_jobs(
     Raises
     ------
     NotReadyError
-        If a line is not done; which ones is said. Nothing was changed.
+        If a line is not done; which ones is said. Nothing was changed. Or if objects that lines have written are lost
+        or cut; these lines count as not done from then on.
     RechunkError
         If source and target differ, or the file has no lines.
     TargetExistsError
@@ -144,6 +145,7 @@ def finalize_jobs(
                 job.journal.merge()
                 lease.check()
                 _refuse_missing(file, job)
+                _refuse_lost(file, job, lease)
                 if job.batch.verify if verify is None else verify:
                     _verify(job, file, executor, lease)
                 lease.await_workers()
@@ -215,6 +217,25 @@ def _refuse_missing(file: JobsFile, job: Prepared) -> None:
         f"a job is ended when all its lines are done; at {job.target} {missing} of {sum(needed)} are not: "
         f"{' and '.join(filter(None, (named, elsewhere)))}; nothing was changed; run what `rechunk-exec failed` names, "
         "and if that is nothing, `init` with mode 'resume'"
+    )
+
+
+def _refuse_lost(file: JobsFile, job: Prepared, lease: Lease) -> None:
+    """Raise :class:`NotReadyError` if what a task has stored is lost or cut, and have it count as not done."""
+    results = job.journal.results()
+    remainder = what_is_left(job.stages, results)
+    left = ((stage.number, run) for stage in remainder.stages for run in stage.left or ())
+    lost = {(stage, index) for stage, run in left for index in range(*run)}
+    if not lost:
+        return
+    lease.check()  # else it may be another job's target that was looked at
+    job.journal.replace(remainder.done)
+    job.notes.forget_complete()
+    here = [number for number, *key in file.numbers(0, len(file)) if tuple(key) in lost]
+    raise NotReadyError(
+        f"a job is ended when all that its tasks have stored is there; at {job.target} objects of {len(lost)} tasks "
+        f"are lost or cut: indices {_shortened(format_indices(here)) or 'none'} of {file.name}; these count as not "
+        "done; run what `rechunk-exec failed` names, and if that is not all, `init` with mode 'resume'"
     )
 
 

@@ -232,7 +232,7 @@ def test_a_change_that_resume_does_not_see_is_found_by_verification(
     chunks: tuple[int, ...], stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The digests of the earlier run were believed, so the target held both and was verified.
-    monkeypatch.setattr(identity, "_FILES_LOOKED_AT", 2)
+    monkeypatch.setattr(identity, "FILES_LOOKED_AT", 2)
     array = make_array(tmp_path / "source", EPOCHS, (1, *EPOCHS[1:]))
 
     def job(mode: Any) -> rx.Rechunked:
