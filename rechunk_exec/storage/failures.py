@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import re
+import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
@@ -37,7 +39,7 @@ _PASSING_ERRNOS = frozenset(
     getattr(errno, name)
     for name in (
         *("EAGAIN", "EINTR", "ESTALE", "EPIPE", "ETIMEDOUT", "ECONNRESET", "ECONNABORTED", "ECONNREFUSED"),
-        *("ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH"),
+        *("ENOTCONN", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH"),
     )
     if hasattr(errno, name)
 )
@@ -70,7 +72,7 @@ _PASSING_NAMES = frozenset(
     {
         *("HTTPClientError", "ResponseStreamingError", "IncompleteReadError", "ResponseParserError", "IncompleteRead"),
         *("ServerDisconnectedError", "ClientPayloadError", "ClientConnectionError", "ServerTimeoutError"),
-        *("RemoteDisconnected", "ProtocolError", "ChunkedEncodingError", "ConnectionError", "Timeout"),
+        *("RemoteDisconnected", "ProtocolError", "ChunkedEncodingError", "ConnectionError", "Timeout", "TimeoutError"),
         *("TransportError", "ServiceRequestError", "ServiceResponseError", "FSTimeoutError", "ChecksumError"),
     }
 )
@@ -81,6 +83,9 @@ _PERMANENT_NAMES = frozenset(
         *("BadZipFile", "InvalidPathError"),
     }
 )
+
+_PASSING_OF_TLS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+"""A connection was cut. They carry numbers of TLS, as name resolution has its own, which are none of the system."""
 
 # obstore and other clients in Rust say all in one text.
 _OPAQUE_MODULES = ("obstore", "_obstore", "zarrs", "icechunk", "builtins")
@@ -114,6 +119,8 @@ def outlook(error: BaseException, *, remote: bool) -> Outlook:
     <Outlook.PASSING: 'passing'>
     """
     vague = Outlook.UNKNOWN
+    if any(isinstance(link, ssl.SSLCertVerificationError) for link in chain(error)):
+        return Outlook.PERMANENT  # clients raise what they raise for a cut connection
     for link in chain(error):
         found = _outlook_of(link, remote=remote)
         if found is not None:
@@ -130,7 +137,13 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        link = link.__cause__ or _reason(link) or (None if link.__suppress_context__ else link.__context__)
+
+
+def _reason(error: BaseException) -> BaseException | None:
+    """What urllib3 and urllib wrap in an error that they raise."""
+    reason = getattr(error, "reason", None)
+    return reason if isinstance(reason, BaseException) else None
 
 
 def is_full(error: BaseException) -> bool:
@@ -145,8 +158,12 @@ def _outlook_of(error: BaseException, *, remote: bool) -> Outlook | None:
     names = {kind.__name__ for kind in type(error).__mro__[:-2]}
     if isinstance(error, PermissionError) or names & _PERMANENT_NAMES:
         return Outlook.PERMANENT
-    if isinstance(error, (TimeoutError, ConnectionError)):
+    if isinstance(error, (TimeoutError, ConnectionError, *_PASSING_OF_TLS)):
         return Outlook.PASSING
+    if isinstance(error, socket.gaierror):
+        return Outlook.PASSING if error.errno == socket.EAI_AGAIN else None
+    if "NameResolutionError" in names:  # of urllib3, which calls it a timeout; what it was raised from says more
+        return None
     number = _errno(error)
     if number in _PERMANENT_ERRNOS:
         return Outlook.PERMANENT
@@ -159,6 +176,8 @@ def _outlook_of(error: BaseException, *, remote: bool) -> Outlook | None:
 
 def _errno(error: BaseException) -> int | None:
     """Return the error number of the system, which Rust gives in its text only."""
+    if isinstance(error, (ssl.SSLError, socket.gaierror)):
+        return None
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     told = _RUST_ERRNO.search(str(error)) if isinstance(error, (RuntimeError, OSError)) else None

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import http.client
+import socket
+import ssl
+import urllib.error
 import zipfile
 from typing import Any
 
@@ -19,7 +22,9 @@ def local(error: BaseException) -> Outlook:
     return outlook(error, remote=False)
 
 
-@pytest.mark.parametrize("name", ["ESTALE", "EINTR", "EAGAIN", "ETIMEDOUT", "ECONNRESET", "ECONNABORTED", "EPIPE"])
+@pytest.mark.parametrize(
+    "name", ["ESTALE", "EINTR", "EAGAIN", "ETIMEDOUT", "ECONNRESET", "ECONNABORTED", "EPIPE", "ENOTCONN"]
+)
 def test_errors_that_pass_everywhere(name: str) -> None:
     error = OSError(getattr(errno, name), "x")
     assert local(error) is remote(error) is Outlook.PASSING
@@ -53,6 +58,52 @@ def test_our_own_findings() -> None:
     assert remote(zipfile.BadZipFile("x")) is Outlook.PERMANENT
     assert remote(http.client.IncompleteRead(b"")) is Outlook.PASSING
     assert remote(TimeoutError()) is Outlook.PASSING
+
+
+@pytest.mark.parametrize(
+    "error,wanted",
+    [
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), Outlook.PASSING),
+        (ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed"), Outlook.PASSING),
+        (ssl.SSLSyscallError(5, "Some I/O error occurred"), Outlook.PASSING),
+        (ssl.SSLCertVerificationError(1, "certificate has expired"), Outlook.PERMANENT),
+        (ssl.SSLError(1, "wrong version number"), Outlook.UNKNOWN),  # 1 is EPERM as a number of the system
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), Outlook.PASSING),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), Outlook.UNKNOWN),
+    ],
+    ids=repr,
+)
+def test_tls_and_name_resolution_have_numbers_of_their_own(error: OSError, wanted: Outlook) -> None:
+    assert local(error) is remote(error) is wanted
+    assert remote(urllib.error.URLError(error)) is wanted  # which need not have been raised from it
+
+
+def test_what_urllib3_gives_up_after_is_told_by_its_reason() -> None:
+    urllib3 = needed_module("urllib3.exceptions")
+    pool: Any = None
+    reasons = {
+        urllib3.ReadTimeoutError(pool, "x", "read timed out"): Outlook.PASSING,
+        urllib3.ConnectTimeoutError(pool, "connect timed out"): Outlook.PASSING,
+        urllib3.ProtocolError("Connection aborted."): Outlook.PASSING,
+        urllib3.ResponseError("too many redirects"): Outlook.UNKNOWN,
+    }
+    for reason, wanted in reasons.items():
+        assert remote(reason) is wanted, reason
+        assert remote(urllib3.MaxRetryError(pool, "x", reason)) is wanted, reason
+    assert remote(urllib3.MaxRetryError(pool, "x")) is Outlook.UNKNOWN
+    for number, wanted in ((socket.EAI_AGAIN, Outlook.PASSING), (socket.EAI_NONAME, Outlook.UNKNOWN)):
+        unresolved = socket.gaierror(number, "x")
+        error = raised_from(urllib3.NameResolutionError("host", pool, unresolved), unresolved)
+        assert remote(urllib3.MaxRetryError(pool, "x", error)) is wanted
+
+
+def test_a_certificate_that_is_refused_is_no_cut_connection_whatever_clients_make_of_it() -> None:
+    botocore, requests = needed_module("botocore.exceptions"), needed_module("requests.exceptions")
+    refused = ssl.SSLCertVerificationError(1, "certificate has expired")
+    cut = ssl.SSLEOFError(8, "EOF occurred in violation of protocol")
+    for wrapped in (botocore.SSLError(endpoint_url="x", error="y"), requests.SSLError("y")):
+        assert remote(raised_from(wrapped, cut)) is Outlook.PASSING, wrapped
+        assert remote(raised_from(wrapped, refused)) is Outlook.PERMANENT, wrapped
 
 
 def test_numbers_of_the_system_in_a_text_of_rust() -> None:
