@@ -20,6 +20,10 @@ _OF_IMPORTS = "<frozen importlib"
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
+class Terminated(SystemExit):
+    """The end that SIGTERM asks for, which a program's own ``SystemExit`` is not taken for."""
+
+
 class EndRequests:
     """Takes requests to end while its context lasts, in the main thread, where nobody else has given them a meaning.
 
@@ -72,7 +76,7 @@ class EndRequests:
         raise self._end(number)
 
     def _end(self, number: int) -> BaseException:
-        return SystemExit(128 + number) if self._before[number] == signal.SIG_DFL else KeyboardInterrupt()
+        return Terminated(128 + number) if self._before[number] == signal.SIG_DFL else KeyboardInterrupt()
 
     def _put_back(self) -> None:
         for number, before in self._before.items():

@@ -10,6 +10,7 @@ import logging
 from contextlib import suppress
 
 from rechunk_exec import storage
+from rechunk_exec.endrequests import Terminated
 from rechunk_exec.errors import RechunkError, ResumeError, StorageError
 from rechunk_exec.preparation import Undertaking, remove_intermediates
 from rechunk_exec.storage import Journal
@@ -27,7 +28,7 @@ def tell_what_is_left(error: BaseException, work: Undertaking) -> None:
     else:
         error.add_note(left)
     if isinstance(error, SystemExit):  # of which Python prints nothing
-        logger.warning("ended by SIGTERM: %s", left)
+        logger.warning("ended by %s: %s", "SIGTERM" if isinstance(error, Terminated) else repr(error), left)
 
 
 def _left_in_session(work: Undertaking) -> str:

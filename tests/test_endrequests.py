@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import rechunk_exec as rx
-from rechunk_exec.endrequests import EndRequests
+from rechunk_exec.endrequests import EndRequests, Terminated
 from rechunk_exec.results import Event
 from tests.jobs import ZarrArray, assert_exact, make_array
 
 ROOT = Path(__file__).parent.parent
-REQUESTS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+REQUESTS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
 
 
 @pytest.fixture(autouse=True)
@@ -162,11 +162,11 @@ def test_a_request_that_is_not_lost_is_raised_where_it_comes() -> None:
 
 
 def test_a_request_that_was_lost_at_the_very_end_is_raised_there(lost: list[type[BaseException]]) -> None:
-    with pytest.raises(SystemExit) as raised, EndRequests():
+    with pytest.raises(Terminated) as raised, EndRequests():
         ask_in_a_callback(signal.SIGTERM)
     assert raised.value.code == 128 + signal.SIGTERM
     assert raised.value.__notes__ == ["the job was done before this was seen"]
-    assert lost == [SystemExit]
+    assert lost == [Terminated]
 
 
 def test_an_error_is_not_hidden_by_a_request_that_was_lost(lost: list[type[BaseException]]) -> None:

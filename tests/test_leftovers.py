@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from zarr.storage import MemoryStore, StorePath
 import rechunk_exec as rx
 from rechunk_exec import job as job_module
 from rechunk_exec import storage
+from rechunk_exec.endrequests import Terminated
+from rechunk_exec.results import Event
 from tests.jobs import ZarrArray, assert_exact, make_array, stop_after
 
 GOES_ON = "the same call with mode='resume' goes on from here"
-ENDS = pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+ENDS = pytest.mark.parametrize("end", [KeyboardInterrupt, Terminated])
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def told(job: rx.Rechunked, end: type[BaseException], caplog: pytest.LogCaptureF
     with caplog.at_level(logging.WARNING, "rechunk_exec"), pytest.raises(end) as raised:
         job.execute() if run == "execute" else job.write_jobs(run)
     (note,) = raised.value.__notes__
-    assert (f"ended by SIGTERM: {note}" in caplog.text) == (end is SystemExit)
+    assert (f"ended by SIGTERM: {note}" in caplog.text) == (end is Terminated)
     return note
 
 
@@ -123,6 +126,19 @@ def test_at_the_end_nothing_is_said_to_be_kept_that_is_gone(
     assert_exact(again.execute(), source)
     assert again.report is not None
     assert again.report.tasks == 0
+
+
+def test_a_program_that_ends_itself_is_not_said_to_be_ended_by_a_signal(
+    tmp_path: Path, source: ZarrArray, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: Event) -> None:
+        sys.exit(3)
+
+    with caplog.at_level(logging.WARNING, "rechunk_exec"), pytest.raises(SystemExit) as raised:
+        two_stages(source, tmp_path / "target").execute(on_event=leave)
+    (note,) = raised.value.__notes__
+    assert note.endswith(GOES_ON)
+    assert caplog.messages == [f"ended by SystemExit(3): {note}"]
 
 
 def test_before_the_intermediates_are_gone_they_are_said_to_be_kept(
