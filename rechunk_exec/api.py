@@ -290,7 +290,8 @@ def verify(  # noqa: PLR0913 - what rechunk takes, and the sample
     VerifyReport
         ``ok``, and ``differing``: the write units of ``target`` that differ or cannot be read, as boxes with ``start``
         and ``stop`` in elements, the ``path`` in a group, and the ``reason`` if they could not be compared. In groups
-        also arrays that are on one side only, or of another shape or dtype.
+        also arrays that are on one side only, or of another shape or dtype. Where a job of ours, on either side, has
+        not ended, ``unfinished`` says so, and it is not ``ok``.
 
     Raises
     ------
@@ -315,7 +316,7 @@ def verify(  # noqa: PLR0913 - what rechunk takes, and the sample
         executor=_runner(executor)[0] if not isinstance(executor, str) else executor,
         max_mem=None if max_mem is None else parse_bytes(max_mem),
         sample=sample,
-        unfinished=unfinished_text(target_ref),
+        unfinished=unfinished_text(source_ref, target_ref),
     )
     return verify_nodes(source_ref, target_ref, options)
 

@@ -148,14 +148,16 @@ def _status_of(record: JobRecord, target: ArrayRef) -> JobStatus:
     )
 
 
-def unfinished_text(target: ArrayRef) -> str:
-    """Return what to say of an array, or of a group of arrays, whose jobs have not all ended; empty if they have."""
-    try:
-        paths = storage.array_paths(target)
-    except StorageError:  # a job may have begun that has not made its array yet
-        paths = None
-    refs = [target] if paths is None else [storage.child(target, path) for path in paths]
-    return "; ".join(filter(None, map(_unfinished, refs)))
+def unfinished_text(source: ArrayRef, target: ArrayRef) -> str:
+    """Return what to say of two arrays, or groups of arrays, whose jobs have not all ended; empty if they have.
+
+    Raises
+    ------
+    ResumeError
+        If a journal of the target is damaged. One of the source need not be readable.
+    """
+    told = [*map(_unfinished_source, _arrays_of(source)), *map(_unfinished, _arrays_of(target))]
+    return "; ".join(dict.fromkeys(filter(None, told)))  # both may be one array
 
 
 def refuse_unfinished_source(source: ArrayRef) -> None:
@@ -167,14 +169,26 @@ def refuse_unfinished_source(source: ArrayRef) -> None:
     ------
     StorageError
     """
-    text = ""
-    with suppress(StorageError, ResumeError):  # it need not be listable, and a journal need not be readable
-        text = _unfinished(source)
+    text = _unfinished_source(source)
     if text:
         raise StorageError(
             f"a source must be whole; {text}; go on with that job first (mode='resume'), or remove the folder "
             ".rechunk_exec in it to take the array as it is"
         )
+
+
+def _arrays_of(node: ArrayRef) -> list[ArrayRef]:
+    try:
+        paths = storage.array_paths(node)
+    except StorageError:  # a job may have begun that has not made its array yet
+        paths = None
+    return [node] if paths is None else [storage.child(node, path) for path in paths]
+
+
+def _unfinished_source(source: ArrayRef) -> str:
+    with suppress(StorageError, ResumeError):  # it need not be listable, and a journal need not be readable
+        return _unfinished(source)
+    return ""
 
 
 def _unfinished(target: ArrayRef) -> str:

@@ -112,7 +112,7 @@ def test_a_place_without_a_job(tmp_path: Path, source: ZarrArray) -> None:
         with pytest.raises(rx.StorageError, match="no job of rechunk_exec is recorded at"):
             rx.status(place)
     assert not (tmp_path / "nothing").exists()
-    assert unfinished_text(ArrayRef(store=str(tmp_path / "source"))) == ""
+    assert unfinished_text(*(ArrayRef(store=str(tmp_path / name)) for name in ("source", "source"))) == ""
 
 
 def test_a_damaged_journal(tmp_path: Path, source: ZarrArray) -> None:
@@ -145,7 +145,36 @@ def test_a_job_that_was_stopped(tmp_path: Path, source: ZarrArray) -> None:
     assert status.bytes_written == 128_000 + sum(written)
     assert (status.bytes_per_second, status.seconds_left, status.driver, status.failed) == (None, None, "", ())
     text = f"{tmp_path / 'target'} is unfinished: {first + 2} of {first + last} tasks of its job are done"
-    assert unfinished_text(ArrayRef(store=str(tmp_path / "target"))) == text
+    one, other = (ArrayRef(store=str(tmp_path / name)) for name in ("source", "target"))
+    assert unfinished_text(one, other) == unfinished_text(other, one) == unfinished_text(other, other) == text
+
+
+def test_a_comparison_with_an_array_whose_job_has_not_ended_is_not_ok_on_either_side(
+    tmp_path: Path, source: ZarrArray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, fill = tmp_path / "target", zarr.create_array(tmp_path / "fill", shape=source.shape, dtype=source.dtype)
+    interrupt(plan_job(source, target), 1)  # of two stages: the target holds nothing yet
+    for sides in ((fill, target), (target, fill), (target, target)):
+        report = rx.verify(*sides)
+        assert not report.ok
+        assert report.differing == ()
+        assert report.unfinished.startswith(f"{target} is unfinished: 1 of ")
+        assert str(report).startswith(f"unfinished: {target} is unfinished")
+    assert main(["verify", str(target), str(tmp_path / "fill")]) == 1
+    assert capsys.readouterr().out.startswith(f"unfinished: {target} is unfinished")
+    interrupt(plan_job(source, tmp_path / "group", array_name="sub/a"), 1)
+    zarr.create_array(tmp_path / "others", name="sub/a", shape=source.shape, dtype=source.dtype)
+    report = rx.verify(tmp_path / "group", tmp_path / "others")
+    assert not report.ok
+    assert report.unfinished.startswith(f"{tmp_path / 'group'}/sub/a is unfinished: 1 of ")
+
+
+def test_a_damaged_journal_of_a_source_does_not_keep_it_from_being_compared(tmp_path: Path, source: ZarrArray) -> None:
+    target = plan_job(source, tmp_path / "target").execute()
+    (tmp_path / "target" / ".rechunk_exec" / "job.json").write_text("{")
+    assert rx.verify(target, source).ok
+    with pytest.raises(rx.ResumeError, match="its document 'job' is not"):
+        rx.verify(source, target)
 
 
 def test_a_job_that_has_ended(tmp_path: Path, source: ZarrArray) -> None:
@@ -155,7 +184,7 @@ def test_a_job_that_has_ended(tmp_path: Path, source: ZarrArray) -> None:
         status = rx.status(place)
         assert (status.state, status.done, status.total) == ("finished", job.plan.tasks, job.plan.tasks)
         assert status.bytes_written == 2 * 128_000
-    assert unfinished_text(ArrayRef(store=str(tmp_path / "target"))) == ""
+    assert unfinished_text(*(ArrayRef(store=str(tmp_path / name)) for name in ("source", "target"))) == ""
 
 
 def test_an_array_inside_a_store(source: ZarrArray) -> None:

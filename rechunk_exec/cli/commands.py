@@ -94,7 +94,7 @@ def verify(  # noqa: PLR0913 - one for each option
 ) -> ExitCode:
     """Compare two arrays, or the arrays of two groups, bit for bit, whatever their chunks.
 
-    The exit code is 1 if they differ.
+    The exit code is 1 if they differ, or the job of one of them has not ended.
     """
     with opened_executor(executor, workers) as pool:
         report = rx.verify(source, target, executor=pool, max_mem=max_mem, sample=sample)

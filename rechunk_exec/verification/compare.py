@@ -35,7 +35,7 @@ class VerifyOptions:
     sample: float | None = None
     """Share of the target's write units to look at; None: all."""
     unfinished: str = ""
-    """What is known of a job of the target that has not ended."""
+    """What is known of jobs that have not ended, of the source or the target."""
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.sample, Real)

@@ -41,7 +41,8 @@ class VerifyReport:
     arrays: int = 1
     """Arrays compared: more than one in groups."""
     unfinished: str = ""
-    """What says that the target's job has not ended, or empty. Then what is equal now may not stay so."""
+    """What says that a job has not ended whose target is compared, as source or target, or empty. Then what is equal
+    now may not stay so."""
     executor: str = ""
     """What the sums were computed on."""
     way: str = ""
@@ -49,7 +50,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the target is finished, and nothing that was compared differs."""
+        """Whether source and target are finished, and nothing that was compared differs."""
         return not self.differing and not self.unfinished
 
     @property
