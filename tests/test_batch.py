@@ -502,6 +502,47 @@ def test_what_a_finalize_has_left_that_was_killed_at_its_very_end_is_gone_after_
         assert {name: content for name, (_, content) in snapshot(tmp_path).items()} == before, moment
 
 
+DYING = """
+import os, signal, sys
+import rechunk_exec as rx
+from rechunk_exec import batch, job
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if sys.argv[1] == "before it begins":
+    job.begin = die
+else:
+    batch.write_lines = lambda lines, _: [lines.write("x", 2**20), die()]
+source, target, jobs, mode = sys.argv[2:]
+rx.rechunk(source, (30, 1), 1800, target, executor="serial", progress=False, mode=mode).write_jobs(jobs)
+"""
+
+
+def die_while_lines_are_written(batch: Batch, moment: str, mode: str) -> None:
+    """Have an `init` be killed, and see that it leaves a half-written file."""
+    words = [moment, str(batch.source.store_path), str(batch.target), str(batch.jobs), mode]
+    process = subprocess.run([sys.executable, "-c", DYING, *words], cwd=ROOT, capture_output=True, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert list(batch.jobs.parent.glob(f".{batch.jobs.name}.*.partial"))
+
+
+@pytest.mark.parametrize("moment", ["before it begins", "while it writes"])
+def test_a_file_that_a_killed_init_has_half_written_is_gone_when_the_job_has_ended(moment: str, tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    for mode in ("overwrite", "resume"):
+        die_while_lines_are_written(batch, moment, mode)
+        resumed(batch).write_jobs(batch.jobs)
+        assert not list(tmp_path.glob(".*.partial"))
+    batch.run_all()
+    die_while_lines_are_written(batch, "before it begins", "resume")
+    rx.finalize_jobs(batch.jobs)
+    batch.assert_ended()
+    die_while_lines_are_written(batch, "before it begins", "overwrite")
+    assert rx.finalize_jobs(batch.jobs).state == "finished"
+    batch.assert_ended()
+
+
 def test_finalize_names_what_is_missing_and_changes_nothing(tmp_path: Path) -> None:
     batch = begin_two_stages(tmp_path)
     first, second = batch.tasks

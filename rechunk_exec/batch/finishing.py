@@ -150,6 +150,7 @@ def finalize_jobs(
                     _verify(job, file, executor, lease)
                 lease.await_workers()
                 end_job(job, lease)
+    storage.remove_abandoned_lines(file.name)  # of an `init` that was killed
     return read_status(job.target)
 
 

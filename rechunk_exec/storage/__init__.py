@@ -47,7 +47,7 @@ from rechunk_exec.storage.journal import (
     read_job,
 )
 from rechunk_exec.storage.lease import Lease, has_traces_of_drivers, sole_writer
-from rechunk_exec.storage.lines import LinesFile, LinesWriter
+from rechunk_exec.storage.lines import LinesFile, LinesWriter, remove_abandoned_lines
 from rechunk_exec.storage.links import refuse_links_into
 from rechunk_exec.storage.locations import refuse_overlap
 from rechunk_exec.storage.members import array_paths
@@ -159,6 +159,7 @@ __all__ = [
     "refuse_links_into",
     "refuse_overlap",
     "refuse_unwritable",
+    "remove_abandoned_lines",
     "remove_array",
     "remove_moved_aside",
     "remove_partial_documents",

@@ -135,7 +135,7 @@ class LocalObjects(Objects):
             raise StorageError(f"cannot read {self.name(key)}: it is no file, or a link to what is not there")
 
     def create(self, key: str) -> ObjectWriter:
-        return _LocalWriter(self, key)
+        return LocalWriter(self, key)
 
     def delete(self, key: str) -> None:
         path, folder = self.locate(key)
@@ -147,7 +147,9 @@ class LocalObjects(Objects):
         self.requests.make(request, "delete", self.name(key))
 
 
-class _LocalWriter(ObjectWriter):
+class LocalWriter(ObjectWriter):
+    """A file while it is written, under another name."""
+
     def __init__(self, objects: LocalObjects, key: str) -> None:
         self.objects, self.key = objects, key  # which keeps the folder open
         self.path, self.folder = objects.locate(key)

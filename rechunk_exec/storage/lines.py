@@ -3,10 +3,16 @@
 All lines have one length, filled up with blanks at their ends, so a line's number says where it lies; on an object
 store that is one request for a range of bytes. A file that was edited by hand, and whose lines are not as long as each
 other any more, is read from its beginning, and its lines are counted.
+
+On a local disk a file that is being written has another name until it is whole. It is locked meanwhile, and the system
+unlocks it when its writer dies: so who comes later tells what a killed one has left.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +20,7 @@ from pathlib import Path
 from zarr.core.sync import sync
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.files import ABANDONED_S, LocalObjects, LocalWriter, is_partial
 from rechunk_exec.storage.objectbase import ObjectWriter
 from rechunk_exec.storage.objects import Objects, StoreObjects, objects_of
 from rechunk_exec.storage.stores import array_ref, is_url, local_path, open_store
@@ -21,6 +28,8 @@ from rechunk_exec.storage.stores import array_ref, is_url, local_path, open_stor
 _BLOCK_BYTES = 2**20
 _FIRST_BYTES = 2**13
 """How much is read to find the first line."""
+_ENDING = ".0123456789ab.partial"
+"""As long as the endings of files that are being written."""
 
 
 class LinesFile:
@@ -112,6 +121,8 @@ class LinesFile:
 class LinesWriter:
     """A file of lines while it is written; it is there, whole, after :meth:`commit`.
 
+    What writers of this file have left that were killed is removed.
+
     Parameters
     ----------
     name : str
@@ -133,8 +144,10 @@ class LinesWriter:
                 "mode='overwrite' or 'resume'"
             )
         self.name = name
-        self._writer: ObjectWriter = objects.create(key)
+        self._lock = -1
+        self._writer = self._begin(objects, key)
         self._held = bytearray()
+        remove_abandoned_lines(name)
 
     def write(self, line: str, width: int) -> None:
         """Add a line, filled up with blanks to ``width`` bytes."""
@@ -146,16 +159,68 @@ class LinesWriter:
         """Have the file be there."""
         self._flush()
         self._writer.commit()
+        self._unlock()
 
     def abort(self) -> None:
         """Forget what was written."""
         with suppress(StorageError):
             self._writer.abort()
+        self._unlock()
+
+    def _begin(self, objects: Objects, key: str) -> ObjectWriter:
+        """Begin to write the file, and lock it, if it is on a local disk."""
+        while True:
+            writer = objects.create(key)
+            if not isinstance(writer, LocalWriter):
+                return writer
+            self._lock = os.dup(writer.descriptor)  # the writer closes its own before the file has its name
+            with suppress(OSError):  # no locks on this file system
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if Path(writer.partial).exists():
+                return writer
+            writer.abort()  # it was taken for a dead one's before it was locked
+            self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
     def _flush(self) -> None:
         if self._held:
             self._writer.append(bytes(self._held))
             self._held.clear()
+
+
+def remove_abandoned_lines(name: str) -> None:
+    """Remove what processes have left that were killed while they wrote a file of lines, where others may write it.
+
+    Where the file system knows no locks, that is what was not written to for a minute.
+    """
+    objects, key = _place(name, read_only=True)
+    if not isinstance(objects, LocalObjects):
+        return  # an object is put whole
+    with suppress(OSError), os.scandir(objects.folder) as entries:
+        for entry in list(entries):
+            # The files of "jobs.jsonl" begin as those of "jobs" do.
+            if is_partial(entry.name, key) and len(entry.name) == len(f".{key}{_ENDING}"):
+                with suppress(OSError):  # its writer was quicker, or it is somebody else's
+                    _remove_if_abandoned(Path(entry.path))
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # it is being written
+            return
+        except OSError:  # no locks on this file system
+            if time.time() - os.fstat(descriptor).st_mtime <= ABANDONED_S:
+                return
+        path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 def _place(name: str, *, read_only: bool) -> tuple[Objects, str]:
