@@ -121,6 +121,7 @@ def refuse_other_plan(
     right = (source.shape, source.dtype.itemsize, clip(wanted.write_unit, source.shape), begun.fingerprint.max_mem)
     names = ("shape", "itemsize", "write unit", "max_mem")
     wrong = [f"its {name} is {a}, not {b}" for name, a, b in zip(names, planned, right, strict=True) if a != b]
+    wrong += () if wrong else _other_read_units(begun.plan.stages, source.chunk)
     if wrong:
         raise ResumeError(
             f"a job goes on by the plan that it was begun with; the one recorded at {target} was changed: "
@@ -144,6 +145,27 @@ def refuse_past_limits(begun: storage.JobRecord, limits: Limits, target: ArrayRe
             f"a job goes on by the plan that it was begun with; the one at {target} passes what is asked now: "
             f"{'; '.join(passed)}; nothing was touched; give no such limit, or mode='overwrite' to begin anew"
         )
+
+
+def _other_read_units(stages: Sequence[StagePlan], source_chunk: tuple[int, ...]) -> Iterator[str]:
+    """Say which stages decode what no plan of ours does.
+
+    Of the source that is whole chunks or bands of their rows (:mod:`rechunk_exec.storage.bands`). How many rows is not
+    looked at: each version has its own rule for that. Intermediates give any part of their chunks.
+    """
+    chunks = [clip(chunk, stages[0].shape) for chunk in (source_chunk, *(stage.chunk for stage in stages[:-1]))]
+    for number, (stage, chunk) in enumerate(zip(stages, chunks, strict=True)):
+        unit = stage.read_unit
+        fits = all(u <= c for u, c in zip(unit, chunk, strict=True)) if number else _is_band(unit, chunk)
+        if unit != chunk and not fits:
+            parts = "a part of one" if number else "a band of its rows"
+            yield f"its stage {number} reads units of {unit}, which are neither whole chunks of {chunk} nor {parts}"
+
+
+def _is_band(unit: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
+    """Whether a box is some rows along one axis of a chunk: one index before that axis, and all on those after it."""
+    cut = [axis for axis, (u, c) in enumerate(zip(unit, chunk, strict=True)) if u < c]
+    return bool(cut) and unit[: cut[-1]] == (1,) * cut[-1] and unit[cut[-1] + 1 :] == chunk[cut[-1] + 1 :]
 
 
 def _overlap(start: Sequence[int], stop: Sequence[int], low: Sequence[int], high: Sequence[int]) -> bool:

@@ -25,7 +25,8 @@ class StagePlan:
     Raises
     ------
     PlanError
-        If a region would not cover whole write units: then two tasks could write one unit.
+        If a unit or the region is longer than the array; or if a region would not cover whole write units: then two
+        tasks could write one unit.
 
     Examples
     --------
@@ -74,6 +75,12 @@ class StagePlan:
             raise PlanError(f"a stage's shapes need one size per axis of {self.shape}; got {shapes}")
         if any(u < min(n, 1) for sizes in shapes for u, n in zip(sizes, self.shape, strict=True)):
             raise PlanError(f"a stage's shapes need at least one element per axis of {self.shape}; got {shapes}")
+        clipped = (self.read_unit, self.write_unit, self.region)
+        if any(u > max(n, 1) for sizes in clipped for u, n in zip(sizes, self.shape, strict=True)):
+            raise PlanError(
+                f"a stage's read units, write units and regions are no longer than its array of {self.shape}; got "
+                f"{clipped}; clip them to it"
+            )
         if self.restart is not None and (
             len(self.restart) != len(self.shape)
             or any(r and r < u for r, u in zip(self.restart, self.read_unit, strict=True))

@@ -3,6 +3,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,18 @@ def test_regions_that_share_a_write_unit_are_refused(region: tuple[int, int]) ->
         replace(STAGE, region=region)
     assert str(region) in str(refused.value)
     assert "(10, 2)" in str(refused.value)
+
+
+@pytest.mark.parametrize("unit", ["read_unit", "write_unit", "region"])
+def test_units_longer_than_the_array_are_refused(unit: str) -> None:
+    for sizes in ((11, 8), (10, 2**62)):
+        long: dict[str, Any] = {unit: sizes}
+        with pytest.raises(PlanError, match="no longer than its array") as refused:
+            replace(STAGE, **long)
+        assert str(sizes) in str(refused.value)
+    empty = replace(STAGE, shape=(0, 8), read_unit=(0, 8), write_unit=(0, 2), region=(0, 8))
+    of_one: dict[str, Any] = {unit: (1, 8)}
+    assert (empty.tasks, replace(empty, **of_one).tasks) == (0, 0)
 
 
 def test_stages_need_whole_shapes_and_positive_counts() -> None:

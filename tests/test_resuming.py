@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from rechunk_exec.executors.base import WorkerShape
 from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskResult
 from rechunk_exec.resuming import refuse_other_job, refuse_other_plan, what_is_left
-from rechunk_exec.storage import ArrayRef, open_array
+from rechunk_exec.storage import ArrayRef, StoredArray, open_array
 from rechunk_exec.tasks import Stage
 from tests.storage.arrays import make, read_by_zarr
 from tests.storage.journalled import job_record, result_of, stage_plan
@@ -230,11 +231,15 @@ def arrays(shape: Shape = (10, 8), chunk: Shape = (10, 2), dtype: str = "f4") ->
     return make(MemoryStore(), shape, chunk, dtype)
 
 
+def stored_arrays(chunk: Shape = (1, 8)) -> tuple[StoredArray, StoredArray]:
+    """A source with this chunk, and what is like the target."""
+    return open_array(arrays(chunk=chunk), read_only=True), open_array(arrays(), read_only=True)
+
+
 def test_the_same_job_is_not_refused() -> None:
     record = job_record()
     refuse_other_job(record, record.fingerprint, WORKERS, ArrayRef(store="/t"))
-    stored = open_array(arrays(), read_only=True)
-    refuse_other_plan(record, stored, stored, ArrayRef(store="/t"))
+    refuse_other_plan(record, *stored_arrays(), ArrayRef(store="/t"))
 
 
 def test_another_job_is_refused_by_all_that_differs() -> None:
@@ -257,7 +262,7 @@ def test_more_tasks_at_once_than_were_planned_are_refused() -> None:
 @pytest.mark.parametrize(
     "fields,named",
     [
-        ({"shape": (10, 6)}, r"its shape is \(10, 6\), not \(10, 8\)"),
+        ({"shape": (10, 6), "read_unit": (1, 6)}, r"its shape is \(10, 6\), not \(10, 8\)"),
         ({"itemsize": 1}, "its itemsize is 1, not 4"),
         ({"write_unit": (5, 2), "region": (5, 2)}, r"its write unit is \(5, 2\), not \(10, 2\)"),
     ],
@@ -266,13 +271,42 @@ def test_more_tasks_at_once_than_were_planned_are_refused() -> None:
 def test_a_plan_that_is_not_for_the_arrays_is_refused(fields: Mapping[str, Any], named: str) -> None:
     # A plan of a smaller array copied that much, and the job seemed finished.
     record = job_record(plan=Plan(stages=(stage_plan(**fields),), max_mem=1000))
-    stored = open_array(arrays(), read_only=True)
     with pytest.raises(ResumeError, match=named):
-        refuse_other_plan(record, stored, stored, ArrayRef(store="/t"))
+        refuse_other_plan(record, *stored_arrays(), ArrayRef(store="/t"))
+
+
+CHUNKS_READ: dict[Shape, tuple[list[Shape], list[Shape]]] = {
+    (1, 8): ([(1, 8), (1, 3)], [(2, 8), (10, 8), (2, 4)]),
+    (4, 4): ([(4, 4), (3, 4), (1, 2)], [(5, 4), (2, 2), (4, 3), (1, 8), (10, 1)]),
+    (20, 20): ([(10, 8), (7, 8), (1, 1)], [(10, 4)]),
+}
+"""What is read of which chunks, and what is not."""
+
+
+@pytest.mark.parametrize("chunk", CHUNKS_READ)
+def test_a_plan_reads_whole_chunks_of_the_source_or_bands_of_their_rows(chunk: Shape) -> None:
+    read, refused = CHUNKS_READ[chunk]
+    for unit in (*read, *refused):
+        record = job_record(plan=Plan(stages=(stage_plan(read_unit=unit),), max_mem=1000))
+        if unit in read:
+            refuse_other_plan(record, *stored_arrays(chunk), ArrayRef(store="/t"))
+            continue
+        with pytest.raises(ResumeError, match=re.escape(f"its stage 0 reads units of {unit}, which are neither")):
+            refuse_other_plan(record, *stored_arrays(chunk), ArrayRef(store="/t"))
+
+
+def test_a_plan_reads_no_more_than_a_chunk_of_an_intermediate() -> None:
+    first = stage_plan(target="temp-1", write_unit=(5, 8), chunk=(5, 8), region=(5, 8))
+    for unit in ((5, 8), (2, 4), (10, 8), (6, 1)):
+        plan = Plan(stages=(first, stage_plan(source="temp-1", read_unit=unit)), max_mem=1000)
+        if unit[0] <= 5:
+            refuse_other_plan(job_record(plan=plan), *stored_arrays(), ArrayRef(store="/t"))
+            continue
+        with pytest.raises(ResumeError, match=re.escape(f"its stage 1 reads units of {unit}")):
+            refuse_other_plan(job_record(plan=plan), *stored_arrays(), ArrayRef(store="/t"))
 
 
 def test_a_plan_for_other_memory_is_refused() -> None:
     record = job_record(plan=Plan(stages=(stage_plan(),), max_mem=10**12))
-    stored = open_array(arrays(), read_only=True)
     with pytest.raises(ResumeError, match="its max_mem is 1000000000000, not 1000"):
-        refuse_other_plan(record, stored, stored, ArrayRef(store="/t"))
+        refuse_other_plan(record, *stored_arrays(), ArrayRef(store="/t"))

@@ -64,6 +64,11 @@ OF_JOB: dict[str, Callable[[str], str]] = {
     "a huge budget": edited(lambda it: it["fingerprint"].update(max_mem=HUGE)),
     "another budget": edited(lambda it: it["plan"].update(max_mem=7500)),
     "a smaller array": edited(lambda it: [stage.update(shape=[12, 24, 20]) for stage in it["plan"]["stages"]]),
+    "huge reads": edited(lambda it: it["plan"]["stages"][0]["read_unit"].__setitem__(0, 2**62)),
+    "reads of more than a chunk": edited(lambda it: it["plan"]["stages"][0]["read_unit"].__setitem__(0, 2)),
+    "reads of more than a chunk of an intermediate": edited(
+        lambda it: it["plan"]["stages"][1].update(read_unit=it["plan"]["stages"][1]["shape"])
+    ),
     "a region of half units": edited(lambda it: it["plan"]["stages"][1].update(region=[24, 2, 4])),
 }
 OF_RESULTS: dict[str, Callable[[str], str]] = {
