@@ -737,6 +737,8 @@ def edits(batch: Batch) -> Iterator[tuple[str, str, str]]:
         "CopyTask.journal must",
     )
     yield f'"journal":{{"store":"{target}', '"journal":{"store":"/nowhere.zarr', "no job is recorded at /nowhere.zarr"
+    foreign = str(Path(str(batch.source.store_path).removeprefix("file://")) / "zarr.json")
+    yield f'"journal":{{"store":"{target}', f'"journal":{{"store":"{foreign}', "CopyTask.journal must be the array"
     yield '"predicted_bytes"', '"predicted_bytes', "must be JSON"
     yield '"path":""', '"path":"","password":"x"', "password is unknown"
 
@@ -749,7 +751,7 @@ def test_a_line_that_was_edited_is_named_and_nothing_is_written(tmp_path: Path) 
         batch.edit(1, old, new)
         before = snapshot(tmp_path)
         for numbers in (1, range(9_999)):
-            with pytest.raises((SerializationError, ResumeError)) as caught:
+            with pytest.raises((SerializationError, ResumeError, StorageError)) as caught:
                 rx.run_job(batch.jobs, numbers)
             assert f"line 2 of {batch.jobs} (index 1): " in str(caught.value), new
             assert message in str(caught.value)
@@ -758,6 +760,16 @@ def test_a_line_that_was_edited_is_named_and_nothing_is_written(tmp_path: Path) 
     batch.run_all()
     rx.finalize_jobs(batch.jobs)
     batch.assert_ended()
+
+
+def test_a_journal_that_cannot_be_read_is_told_with_the_line(tmp_path: Path) -> None:
+    batch = begin_two_stages(tmp_path)
+    (batch.target / ".rechunk_exec" / "job.json").write_text("{")
+    for numbers in (3, range(3, 5)):
+        with pytest.raises(ResumeError, match=r"line 4 of .*index 3\): CopyTask.journal must .*document 'job' is not"):
+            rx.run_job(batch.jobs, numbers)
+    with pytest.raises(ResumeError, match=r"line 1 of .*index 0\): CopyTask.journal must"):
+        rx.finalize_jobs(batch.jobs)
 
 
 def test_lines_of_other_lengths_are_found_by_counting(tmp_path: Path) -> None:

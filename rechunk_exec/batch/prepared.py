@@ -7,7 +7,8 @@ and number is made anew from the recorded plan, and must be the same.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 from rechunk_exec import storage
@@ -76,14 +77,17 @@ def prepared(task: CopyTask, where: str) -> Prepared:
     ------
     ResumeError
         If another job was begun on its target since, or none is there, or its records are damaged.
+    StorageError
+        If the line's journal is at no place where records are, or that cannot be read now.
     """
     target = task.journal
     assert target is not None
-    notes = BatchNotes(target, task.job)
-    batch = notes.read() if task.job else None
-    if batch is not None and batch.stages and batch.job == task.job:
-        return Prepared(target, None, batch, Journal(target, task.job), notes, batch.stages)
-    record = storage.read_job(target)
+    with _read_for(where):
+        notes = BatchNotes(target, task.job)
+        batch = notes.read() if task.job else None
+        if batch is not None and batch.stages and batch.job == task.job:
+            return Prepared(target, None, batch, Journal(target, task.job), notes, batch.stages)
+        record = storage.read_job(target)
     if record is None:
         raise ResumeError(
             f"{where}: a line is run where its job was begun; no job is recorded at {target}, as seen from here; run "
@@ -117,6 +121,17 @@ def prepared(task: CopyTask, where: str) -> Prepared:
             digest=batch.verify,
         ),
     )
+
+
+@contextmanager
+def _read_for(where: str) -> Iterator[None]:
+    """Have errors of reading what a line's journal holds name the line, which may be what is wrong."""
+    try:
+        yield
+    except (StorageError, ResumeError) as error:
+        rule = "CopyTask.journal must be the array beside which the line's job is recorded, and that must be readable"
+        error.args = (f"{where}: {rule}; {error}", *error.args[1:])
+        raise
 
 
 def note_lines(target: ArrayRef, stages: Sequence[Stage], *, temp: ArrayRef | None, done: Sequence[int]) -> None:
