@@ -36,7 +36,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 def is_partial(name: str, of: str) -> bool:
     """Whether a file has the name of one that is being written to be called ``of``."""
-    return name.startswith(f".{of}.") and PARTIAL_NAME.fullmatch(name) is not None
+    # What is being written to be called "jobs.jsonl" begins like what is to be called "jobs".
+    return PARTIAL_NAME.fullmatch(name) is not None and name.rpartition(".")[0].rpartition(".")[0] == f".{of}"
 
 
 class LocalObjects(Objects):

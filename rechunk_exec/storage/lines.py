@@ -28,8 +28,6 @@ from rechunk_exec.storage.stores import array_ref, is_url, local_path, open_stor
 _BLOCK_BYTES = 2**20
 _FIRST_BYTES = 2**13
 """How much is read to find the first line."""
-_ENDING = ".0123456789ab.partial"
-"""As long as the endings of files that are being written."""
 
 
 class LinesFile:
@@ -202,8 +200,7 @@ def remove_abandoned_lines(name: str) -> None:
         return  # an object is put whole
     with suppress(OSError), os.scandir(objects.folder) as entries:
         for entry in list(entries):
-            # The files of "jobs.jsonl" begin as those of "jobs" do.
-            if is_partial(entry.name, key) and len(entry.name) == len(f".{key}{_ENDING}"):
+            if is_partial(entry.name, key):
                 with suppress(OSError):  # its writer was quicker, or it is somebody else's
                     _remove_if_abandoned(Path(entry.path))
 
