@@ -25,8 +25,8 @@ class StagePlan:
     Raises
     ------
     PlanError
-        If a unit or the region is longer than the array; or if a region would not cover whole write units: then two
-        tasks could write one unit.
+        If a read unit, a write unit or the region is longer than the array; or if a region would not cover whole write
+        units: then two tasks could write one unit.
 
     Examples
     --------

@@ -767,6 +767,8 @@ def test_a_target_inside_another_array_of_a_store_is_refused(
             zarr_format=5 - zarr_format,
         )  # fmt: skip
         assert "inside the array" in message
+        if kind == "fsspec":  # all of it a URL
+            refusal(tmp_path, rx.PlanError, source, (8, 2, 2), "1MB", f"{store}/{inside}", mode=mode)
     assert elements(zarr.open_array(store, path=at, mode="r")).tolist() == position_values((4,), "f4").tolist()
 
 

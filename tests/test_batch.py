@@ -443,7 +443,9 @@ def test_finalize_does_not_end_a_job_of_which_objects_are_lost_or_cut(
     chunks = sorted(path for path in (batch.target / "c").rglob("*") if path.is_file())
     for path in (chunks[1], chunks[-1]):
         damage(path)
-    with pytest.raises(NotReadyError, match=r"objects of 2 tasks are lost or cut: indices \d+,\d+ of .*jobs\.jsonl"):
+    with pytest.raises(
+        NotReadyError, match=r"2 tasks have to be run again, .* lost or cut: indices \d+,\d+ of .*jobs\.jsonl"
+    ):
         rx.finalize_jobs(batch.jobs)
     again = rx.failed_jobs(batch.jobs)
     assert len(again) == 2
@@ -463,7 +465,7 @@ def test_finalize_makes_lost_intermediates_again_that_lost_objects_are_made_of(t
     (temp,) = (path for path in tmp_path.iterdir() if "temp" in path.name)
     lost = next(path for path in sorted(temp.rglob("c/*")) if path.is_dir())
     shutil.rmtree(lost)
-    with pytest.raises(NotReadyError, match="are lost or cut"):
+    with pytest.raises(NotReadyError, match="that are lost or cut"):
         rx.finalize_jobs(batch.jobs)
     assert 0 < len(rx.failed_jobs(batch.jobs, stage=0)) < batch.tasks[0]
     for stage in range(2):

@@ -18,7 +18,6 @@ from rechunk_exec.results import TaskFailure, TaskResult
 from rechunk_exec.resuming import take_back, what_is_left
 from rechunk_exec.staging import intermediates
 from rechunk_exec.storage import FinishedRecord, JobRecord, Lease
-from rechunk_exec.tasks import ArrayRef
 from rechunk_exec.verification import verify_copied
 
 
@@ -138,7 +137,7 @@ def finalize_jobs(
         )
     _recorded(job)
     if job.finished:
-        _tidy(job.target)
+        _tidy(job)
     else:
         with storage.sole_writer(job.target) as lease:
             if not job.finished:
@@ -154,12 +153,13 @@ def finalize_jobs(
     return read_status(job.target)
 
 
-def _tidy(target: ArrayRef) -> None:
+def _tidy(job: Prepared) -> None:
     """Remove what a process has left that was killed when the job had just ended, unless another one is at it."""
     with suppress(TargetExistsError, StorageError):
-        if storage.has_traces_of_drivers(target):
-            with storage.sole_writer(target):
-                tidy_ended(target)
+        if storage.has_traces_of_drivers(job.target):
+            with storage.sole_writer(job.target):
+                if job.finished:  # else another job has begun meanwhile
+                    tidy_ended(job.target)
 
 
 def end_job(job: Prepared, lease: Lease) -> None:
@@ -230,13 +230,15 @@ def _refuse_lost(file: JobsFile, job: Prepared, lease: Lease) -> None:
     if not lost:
         return
     lease.check()  # else it may be another job's target that was looked at
+    job.notes.forget_complete()  # before, so that a kill leaves no stage complete that is not
     job.journal.replace(remainder.done)
-    job.notes.forget_complete()
+    job.notes.forget_complete()  # and after: a line may have noted it again
     here = [number for number, *key in file.numbers(0, len(file)) if tuple(key) in lost]
     raise NotReadyError(
-        f"a job is ended when all that its tasks have stored is there; at {job.target} objects of {len(lost)} tasks "
-        f"are lost or cut: indices {_shortened(format_indices(here)) or 'none'} of {file.name}; these count as not "
-        "done; run what `rechunk-exec failed` names, and if that is not all, `init` with mode 'resume'"
+        f"a job is ended when all that its tasks have stored is there; at {job.target} {len(lost)} tasks have to be "
+        f"run again, for objects that are lost or cut: indices {_shortened(format_indices(here)) or 'none'} of "
+        f"{file.name}; these count as not done; run what `rechunk-exec failed` names, and if that is not all, `init` "
+        "with mode 'resume'"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from rechunk_exec.storage.identity import FILES_LOOKED_AT, some_keys
 from rechunk_exec.storage.locations import location, overlap
@@ -13,7 +14,8 @@ from rechunk_exec.tasks import ArrayRef
 def refuse_links_into(target: ArrayRef, source: ArrayRef, stored: StoredArray) -> None:
     """Raise :class:`PlanError` if files of a source, or their folders, are links into the target's folder.
 
-    To replace what is there would destroy them. As many files are looked at as for the fingerprint.
+    To replace what is there would destroy them. All in the source's own folder is looked at, and as many chunks as for
+    the fingerprint.
 
     Parameters
     ----------
@@ -24,7 +26,13 @@ def refuse_links_into(target: ArrayRef, source: ArrayRef, stored: StoredArray) -
     one, other = location(source), location(target)
     if one.kind != "file" or other.kind != "file":
         return
-    for key in some_keys(stored, FILES_LOOKED_AT):
+    for key in (*_links_in(str(one)), *some_keys(stored, FILES_LOOKED_AT)):
         path = os.path.join(str(one), key)  # noqa: PTH118 - realpath takes and gives texts
         if (os.path.realpath(path) + os.sep).startswith(str(other) + os.sep):
             raise overlap(source, target, f": {key!r} of the source leads there by a link")
+
+
+def _links_in(folder: str) -> list[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_symlink()]
+    return []  # such as a zip file

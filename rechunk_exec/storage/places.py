@@ -18,8 +18,6 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from zarr.abc.store import Store
-
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, list_names
 from rechunk_exec.storage.files import is_partial
@@ -111,18 +109,36 @@ def exists(ref: ArrayRef) -> bool:
 
 
 def refuse_inside_array(target: ArrayRef) -> None:
-    """Raise :class:`PlanError` if a target lies inside an array that exists: anywhere on a disk, else in its store."""
+    """Raise :class:`PlanError` if a target lies inside an array that exists.
+
+    On a local disk at any depth. Of a store that is given, its groups are looked at; of a URL also what is around it,
+    as far as its bucket or server.
+
+    Raises
+    ------
+    PlanError
+    StorageError
+        If a store cannot be asked, but for one that does not let us look.
+    """
     path = local_path(target)
     if path is not None:
-        around = next((str(folder) for folder in path.parents if _holds_array(folder)), None)
-    elif target.path:
-        store = open_store(target, read_only=True)
-        groups = (replace(target, path=group) for group in groups_above(target.path))
-        around = next((str(group) for group in groups if _stores_array(store, group.path)), None)
+        around: Iterator[object] = (folder for folder in path.parents if _holds_array(folder))
     else:
-        around = None
-    if around is not None:
-        raise PlanError(f"a target must not lie inside an array; got {target} inside the array {around}")
+        around = (ref for ref in _refs_above(target) if _stores_array(ref))
+    found = next(around, None)
+    if found is not None:
+        raise PlanError(f"a target must not lie inside an array; got {target} inside the array {found}")
+
+
+def _refs_above(ref: ArrayRef) -> Iterator[ArrayRef]:
+    """Yield what an array on no local disk may be in, from the innermost."""
+    for group in groups_above(ref.path):
+        yield replace(ref, path=group)
+    if isinstance(ref.store, str):
+        scheme, colon, place = ref.store.partition("://")
+        bucket, _, path = place.strip("/").partition("/")
+        for folder in groups_above(path):
+            yield replace(ref, store=f"{scheme}{colon}{bucket}/{folder}".rstrip("/"), path="")
 
 
 def groups_above(path: str) -> Iterator[str]:
@@ -138,12 +154,15 @@ def _holds_array(folder: Path) -> bool:
     return False
 
 
-def _stores_array(store: Store, path: str) -> bool:
-    objects = objects_of(store, path)
-    with suppress(StorageError):  # who may write an array need not be allowed to look at what is around it
+def _stores_array(ref: ArrayRef) -> bool:
+    try:
+        objects = objects_of(open_store(ref, read_only=True), ref.path)
         document = objects.read("zarr.json", fresh)
         return objects.read(".zarray", fresh) is not None or (document is not None and _is_of_array(bytes(document)))
-    return False
+    except StorageError as error:
+        if not error.permanent:
+            raise
+        return False  # who may write an array need not be allowed to look at what is around it
 
 
 def _is_of_array(document: bytes) -> bool:

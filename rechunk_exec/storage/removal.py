@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +104,20 @@ async def _remove_objects(store: Any, path: str, check: Callable[[], None]) -> N
 async def _remove_tree(store: Any, name: str, check: Callable[[], None]) -> None:
     """Remove an object, or all that is under its name."""
     await asyncio.to_thread(check)  # it may make requests of its own
-    if [found async for found in store.list_dir(name)]:
-        await store.delete_dir(name)
+    refused: Exception | None = None
     try:
-        await store.delete(name)
+        await store.delete(name)  # first: a store of files takes no object for a folder
     except (FileNotFoundError, KeyError):
-        return
-    except Exception:
-        # A store that has folders takes none for an object, and may have kept one that is empty.
-        with suppress(FileNotFoundError, ValueError):
-            await store.delete_dir(name)
-        if await store.exists(name):
-            raise
+        pass
+    except Exception as error:  # noqa: BLE001 - a store that has folders takes none for an object; raised below if it is one
+        refused = error
+    try:
+        await store.delete_dir(name)
+    except Exception as error:
+        if not isinstance(error, FileNotFoundError):
+            raise refused or error from error
+    if refused is not None and await store.exists(name):
+        raise refused
 
 
 def remove_moved_aside(ref: ArrayRef) -> None:

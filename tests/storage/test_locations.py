@@ -122,7 +122,7 @@ def link(path: Path, to: Path) -> None:
     path.symlink_to(to)
 
 
-@pytest.mark.parametrize("linked", ["c", "c/1", "c/1/0/0"])
+@pytest.mark.parametrize("linked", ["c", "c/1", "c/1/0/0", "zarr.json"])
 @pytest.mark.parametrize("by", ["path", "fsspec"])
 @pytest.mark.parametrize("into", ["target", "target/inside/of/it"])
 def test_a_source_whose_chunks_are_links_into_the_target_is_refused(
@@ -131,6 +131,7 @@ def test_a_source_whose_chunks_are_links_into_the_target_is_refused(
     make_array(tmp_path / "source", SHAPE, EPOCHS)
     make_array(tmp_path / "target", SHAPE, EPOCHS)
     shutil.rmtree(tmp_path / "target" / "c")
+    (tmp_path / "target" / "zarr.json").unlink()
     link(tmp_path / "source" / linked, tmp_path / into / linked)
     (tmp_path / "link").symlink_to(tmp_path)
     before = snapshot(tmp_path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,29 @@ def test_folders_without_files_are_no_objects(tmp_path: Path, kind: str) -> None
     place = WITH_FOLDERS[kind](tmp_path / "array")
     remove_array(array_ref(place))
     assert not [path for path in (tmp_path / "array").rglob("*") if path.is_file()]
+
+
+def test_each_chunk_of_a_flat_array_is_removed_without_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A listing of an object's name is one of all that begins like it, or of its folder, on some stores.
+    url = f"memory://flat-{secrets.token_hex(6)}"
+    make_array(url, (40, 40), (4, 4), "i4", zarr_format=2)
+    asked: list[str] = []
+    plain = {name: getattr(FsspecStore, name) for name in ("list_dir", "list_prefix")}
+
+    def counted(name: str) -> Callable[[FsspecStore, str], Any]:
+        def lists(self: FsspecStore, prefix: str) -> Any:
+            asked.append(prefix)
+            return plain[name](self, prefix)
+
+        return lists
+
+    for name in plain:
+        monkeypatch.setattr(FsspecStore, name, counted(name))
+    remove_array(ArrayRef(store=url))
+    assert 0 < len(asked) < 10
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError):
+        zarr.open_array(url, mode="r")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "ä\n", "a.b", "b" * 255])
