@@ -154,7 +154,8 @@ class Rechunked:
             if self._had_ended():
                 # What another driver has left is its own to tidy; and who may only read the target is given it too.
                 with contextlib.suppress(TargetExistsError, StorageError), storage.sole_writer(places.target):
-                    tidy_ended(places.target)
+                    if self._had_ended():  # else another job has begun meanwhile
+                        tidy_ended(places.target)
                 return self._nothing_left()
             refuse_what_is_there(self._work)  # before a claim is written to what may be somebody else's
             lease = stack.enter_context(storage.sole_writer(places.target, documents=places.journalled))

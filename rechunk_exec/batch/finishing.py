@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -144,9 +144,10 @@ def finalize_jobs(
                 job.journal.merge()
                 lease.check()
                 _refuse_missing(file, job)
-                _refuse_lost(file, job, lease)
+                results = job.journal.results()
+                _refuse_lost(file, job, results, lease)
                 if job.batch.verify if verify is None else verify:
-                    _verify(job, file, executor, lease)
+                    _verify(job, file, results.values(), executor, lease)
                 lease.await_workers()
                 end_job(job, lease)
     storage.remove_abandoned_lines(file.name)  # of an `init` that was killed
@@ -221,9 +222,8 @@ def _refuse_missing(file: JobsFile, job: Prepared) -> None:
     )
 
 
-def _refuse_lost(file: JobsFile, job: Prepared, lease: Lease) -> None:
+def _refuse_lost(file: JobsFile, job: Prepared, results: Mapping[tuple[int, int], TaskResult], lease: Lease) -> None:
     """Raise :class:`NotReadyError` if what a task has stored is lost or cut, and have it count as not done."""
-    results = job.journal.results()
     remainder = what_is_left(job.stages, results)
     left = ((stage.number, run) for stage in remainder.stages for run in stage.left or ())
     lost = {(stage, index) for stage, run in left for index in range(*run)}
@@ -242,13 +242,12 @@ def _refuse_lost(file: JobsFile, job: Prepared, lease: Lease) -> None:
     )
 
 
-def _verify(job: Prepared, file: JobsFile, executor: object, lease: Lease) -> None:
-    results = tuple(job.journal.results().values())
+def _verify(job: Prepared, file: JobsFile, results: Collection[TaskResult], executor: object, lease: Lease) -> None:
     earlier: tuple[TaskResult, ...] = ()
     if any(job.batch.done):  # before the lines were written
         lines = {(stage, index) for _, stage, index in file.numbers(0, len(file))}
         earlier = tuple(result for result in results if (result.stage, result.index) not in lines)
-    found = verify_copied(job.stages, results, executor, _recorded(job).plan.max_mem, earlier=earlier)
+    found = verify_copied(job.stages, tuple(results), executor, _recorded(job).plan.max_mem, earlier=earlier)
     lease.check()  # else it may be another job's target that was looked at
     if not found.ok:
         take_back(job.journal, job.stages[-1], results, found)

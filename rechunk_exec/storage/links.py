@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from rechunk_exec.storage.identity import FILES_LOOKED_AT, some_keys
 from rechunk_exec.storage.locations import location, overlap
@@ -27,8 +28,7 @@ def refuse_links_into(target: ArrayRef, source: ArrayRef, stored: StoredArray) -
     if one.kind != "file" or other.kind != "file":
         return
     for key in (*_links_in(str(one)), *some_keys(stored, FILES_LOOKED_AT)):
-        path = os.path.join(str(one), key)  # noqa: PTH118 - realpath takes and gives texts
-        if (os.path.realpath(path) + os.sep).startswith(str(other) + os.sep):
+        if (os.path.realpath(Path(str(one), key)) + os.sep).startswith(str(other) + os.sep):
             raise overlap(source, target, f": {key!r} of the source leads there by a link")
 
 

@@ -104,20 +104,16 @@ async def _remove_objects(store: Any, path: str, check: Callable[[], None]) -> N
 async def _remove_tree(store: Any, name: str, check: Callable[[], None]) -> None:
     """Remove an object, or all that is under its name."""
     await asyncio.to_thread(check)  # it may make requests of its own
-    refused: Exception | None = None
     try:
         await store.delete(name)  # first: a store of files takes no object for a folder
     except (FileNotFoundError, KeyError):
         pass
-    except Exception as error:  # noqa: BLE001 - a store that has folders takes none for an object; raised below if it is one
-        refused = error
-    try:
-        await store.delete_dir(name)
-    except Exception as error:
-        if not isinstance(error, FileNotFoundError):
-            raise refused or error from error
-    if refused is not None and await store.exists(name):
-        raise refused
+    except Exception:
+        await store.delete_dir(name)  # nor does one that has folders take a folder for an object
+        if await store.exists(name):
+            raise
+        return
+    await store.delete_dir(name)
 
 
 def remove_moved_aside(ref: ArrayRef) -> None:

@@ -142,15 +142,21 @@ def test_objects_of_other_stores_that_have_another_size_are_torn(kind: str, size
     assert held(ref, written(stored=0)) is (size > 0), "zarr does not tell how many bytes it has stored"
 
 
-def test_other_stores_are_listed_once_and_only_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    ref, _ = stored_in("fsspec", "g/a")
-    listings: list[str] = []
+@pytest.fixture
+def listings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are listed from now on."""
+    paths: list[str] = []
 
     def counted(store: Any, path: str) -> Any:
-        listings.append(path)
+        paths.append(path)
         return listed(store, path)
 
     monkeypatch.setattr(listing, "listed", counted)
+    return paths
+
+
+def test_other_stores_are_listed_once_and_only_where_it_matters(listings: list[str]) -> None:
+    ref, _ = stored_in("fsspec", "g/a")
     there = Presence(ref)
     assert listings == []
     assert all(there.holds(written(), *BOX) for _ in range(3))
@@ -171,7 +177,12 @@ def test_other_stores_are_listed_once_and_only_where_it_matters(monkeypatch: pyt
     ids=str,
 )
 def test_folders_of_many_objects_are_listed_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, ...], most: int, fewest: int, folders: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    listings: list[str],
+    grid: tuple[int, ...],
+    most: int,
+    fewest: int,
+    folders: list[str],
 ) -> None:
     shape = tuple(2 * n - 1 for n in grid)
     unit = (2,) * len(grid)
@@ -181,13 +192,6 @@ def test_folders_of_many_objects_are_listed_one_by_one(
     )  # fmt: skip
     monkeypatch.setattr(listing, "_MOST_OBJECTS", most)
     monkeypatch.setattr(listing, "_FEWEST_OBJECTS", fewest)
-    listings: list[str] = []
-
-    def counted(store: Any, path: str) -> Any:
-        listings.append(path)
-        return listed(store, path)
-
-    monkeypatch.setattr(listing, "listed", counted)
     there = Presence(ref)
     objects_of(open_store(ref, read_only=False), "g/a").delete(f"c/{'/'.join(str(n - 1) for n in grid)}")
     one = written(objects=1, stored=prod(unit) * 4)
