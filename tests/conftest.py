@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import shutil
@@ -196,6 +197,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left_out.add(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin what must not run beside others when nobody holds the file of the variable RECHUNK_EXEC_BESIDE any more."""
+    beside = os.environ.get("RECHUNK_EXEC_BESIDE")
+    if beside and any(item.get_closest_marker("alone") for item in session.items):
+        with Path(beside).open() as held:
+            fcntl.flock(held, fcntl.LOCK_SH)
 
 
 def long_of(cls: type | None) -> tuple[str, ...]:
