@@ -26,7 +26,7 @@ from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.removal import remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import is_read_only, local_path, open_store
+from rechunk_exec.storage.stores import is_pattern, is_read_only, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
@@ -228,7 +228,7 @@ def _refuse_foreign(found: _Found, source: ArrayRef, target: ArrayRef) -> None:
 
 
 def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
-    """Raise :class:`StorageError` if a local place is on a read-only or too full disk."""
+    """Raise :class:`StorageError` if a place cannot be written to and cleared, or is on a disk that is too full."""
     path = local_path(ref)
     if path is None:
         if isinstance(ref.store, str) and is_read_only(ref):
@@ -238,6 +238,11 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
             )
         if is_read_only(ref):
             raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
+        if is_pattern(ref):
+            raise StorageError(
+                f"the {purpose} must have no *, ? or [ in its name, where fsspec removes what such a name is a pattern "
+                f"of; got {ref}; give another name, or a store of obstore"
+            )
         return
     there = path
     try:

@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import cache
+from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from zarr.abc.store import Store
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, WrapperStore, ZipStore
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.clients import able
@@ -161,6 +162,19 @@ def is_read_only(ref: ArrayRef) -> bool:
     if isinstance(ref.store, str):
         return urlsplit(ref.store).scheme in _HTTP or ref.store.endswith(".zip")
     return bool(getattr(ref.store, "read_only", False))
+
+
+def is_pattern(ref: ArrayRef) -> bool:
+    """Whether removing an array would remove what has other names: fsspec takes some names for patterns."""
+    store: object = ref.store
+    while isinstance(store, WrapperStore):
+        store = store._store  # noqa: SLF001 - zarr shows it no other way
+    if not has_magic(f"{getattr(store, 'path', store)}/{ref.path}"):
+        return False
+    if isinstance(store, str):
+        store = open_store(ref, read_only=True)
+    # Its local file system removes what is named so.
+    return isinstance(store, FsspecStore) and "local" not in getattr(store.fs, "sync_fs", store.fs).protocol
 
 
 def explicit_secret(store: object, depth: int = 4) -> str | None:

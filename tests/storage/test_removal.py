@@ -11,6 +11,7 @@ import zarr
 from zarr.storage import FsspecStore, LocalStore, ObjectStore, WrapperStore
 
 import rechunk_exec as rx
+from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.removal import remove_array
 from rechunk_exec.storage.stores import array_ref
 from rechunk_exec.tasks import ArrayRef
@@ -76,6 +77,40 @@ def test_folders_without_files_are_no_objects(tmp_path: Path, kind: str) -> None
     place = WITH_FOLDERS[kind](tmp_path / "array")
     remove_array(array_ref(place))
     assert not [path for path in (tmp_path / "array").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("name", ["a*", "a?", "[ab]1", "x/*/a"])
+def test_what_a_name_is_a_pattern_of_is_not_removed(name: str, wrapped: bool) -> None:
+    # fsspec removes what a name matches, on every store but a local disk.
+    root = f"memory://pattern-{secrets.token_hex(6)}"
+    others = [make_array(f"{root}/{other}", (8, 8), (4, 4), "i4") for other in ("a1", "x/y/a")]
+    before = [elements(other) for other in others]
+    source = make_array(f"{root}/source", (8, 8), (1, 8), "i4")
+    place: Any = WrapperStore(FsspecStore.from_url(root)) if wrapped else f"{root}/{name}"
+    with pytest.raises(StorageError, match=r"target must have no \*, \? or \[ in its name"):
+        rx.rechunk(source, (8, 1), "1MB", place, array_name=name if wrapped else None, mode="overwrite")
+    for values, other in zip(before, others, strict=True):
+        assert same_bits(elements(other), values)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_a_name_of_a_temp_store_is_a_pattern_of_is_not_removed(tmp_path: Path, wrapped: bool) -> None:
+    source = make_array(tmp_path / "source", (40, 40), (1, 40), "f4")
+    url = f"memory://pattern-{secrets.token_hex(6)}/t[1]"
+    temp: Any = WrapperStore(FsspecStore.from_url(url)) if wrapped else url
+    with pytest.raises(StorageError, match=r"temp store must have no \*, \? or \[ in its name"):
+        rx.rechunk(source, (40, 1), 2000, tmp_path / "target", temp_store=temp, executor="serial")
+
+
+def test_a_name_on_a_disk_is_a_name(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", (8, 8), (1, 8), "i4")
+    beside = make_array(tmp_path / "a1", (8, 8), (4, 4), "i4")
+    for store in (tmp_path / "a[1]*", WITH_FOLDERS["fsspec"](tmp_path / "a?")):
+        for chunks in ((8, 1), (8, 2)):
+            job = rx.rechunk(source, chunks, "1MB", store, mode="overwrite", executor="serial", progress=False)
+            assert_exact(job.execute(), source)
+    assert same_bits(elements(beside), elements(source))
 
 
 def test_each_chunk_of_a_flat_array_is_removed_without_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
