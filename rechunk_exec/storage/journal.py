@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ _LARGE_DOCUMENT = 4096
 """Results in a document that needs no more merging."""
 _LEVELS = 3
 """How often a result is written again, at most."""
+
+_JOB_NAME = re.compile(r"[0-9a-f]{32}")
 
 _FIRST = TaskRun(-1, 0, 0)
 """Before all runs of tasks."""
@@ -290,10 +293,10 @@ class Journal:
         self._documents.delete_folder(f"{self.job}/failed")
 
     def forget(self, *, others: bool = False) -> None:
-        """Remove the results of this job, or of all ``others`` on the same target."""
-        for folder in self._documents.folders():
-            if folder != "drivers" and (folder != self.job) == others:
-                self._documents.delete_folder(folder)
+        """Remove the results of this job, or of all ``others`` on the same target; nothing that is of no job."""
+        for name in self._documents.folders():
+            if (name != self.job and _JOB_NAME.fullmatch(name)) if others else name == self.job:
+                self._documents.delete_folder(name)
 
     def _text(self, columns: object) -> str:
         """Return the document of some results, or the head of lines of them, as one line."""

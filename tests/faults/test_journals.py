@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,13 @@ def test_a_damaged_note_of_a_failure_is_told(folder: Path, source: ZarrArray) ->
     with pytest.raises(rx.ResumeError, match="1-3"):
         rx.status(folder / "target")
     assert_exact(wanted(folder).execute(), source)
+
+
+def test_what_somebody_left_in_the_journal_is_in_nobodys_way_and_stays(folder: Path, source: ZarrArray) -> None:
+    journal = folder / "target" / ".rechunk_exec"
+    shutil.copytree(journal, journal / "before")
+    (journal / "job.json~").write_text("an editor's copy")
+    before = snapshot(journal / "before")
+    assert_exact(wanted(folder).execute(), source)
+    assert (journal / "job.json~").read_text() == "an editor's copy"
+    assert snapshot(journal / "before") == before

@@ -587,18 +587,20 @@ def test_a_job_that_is_withdrawn_leaves_nothing(tmp_path: Path, target: ArrayRef
 
 
 def test_results_are_forgotten_of_one_job_or_of_all_others(target: ArrayRef) -> None:
-    held = {name: Journal(target, name) for name in ("one", "two", "three")}
+    held = {name: Journal(target, number * 32) for name, number in (("one", "1"), ("two", "2"), ("three", "3"))}
     for number, one in enumerate(held.values()):
         one.add([result_of(number)])
         one.add_failure(TaskFailure(stage=0, index=number, message="no"))
-    Documents(target, read_only=False).write("drivers/somebody", "{}")
+    somebodys = ["drivers/somebody", "backup/job"]
+    for name in somebodys:
+        Documents(target, read_only=False).write(name, "{}")
     held["two"].forget(others=True)
     assert [len(one.results()) for one in held.values()] == [0, 1, 0]
     assert [len(one.failures()) for one in held.values()] == [0, 1, 0]
-    assert Documents(target, read_only=True).read("drivers/somebody") == "{}"
+    assert [Documents(target, read_only=True).read(name) for name in somebodys] == ["{}", "{}"]
     held["two"].forget()
     assert held["two"].results() == {}
-    assert Documents(target, read_only=True).folders() == ["drivers"]
+    assert Documents(target, read_only=True).folders() == ["backup", "drivers"]
 
 
 def test_failures_are_in_order_and_the_last_of_a_task_counts(target: ArrayRef) -> None:
