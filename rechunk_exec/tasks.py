@@ -9,6 +9,7 @@ numbers, and makes its own tasks. A task is a few integers and strings; what run
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, overload
@@ -41,9 +42,13 @@ _SECRET_WORDS = (
 )
 
 
+_NOT_IN_A_NAME = re.compile(r"[/\\\x00\ud800-\udfff]")
+"""No half of a character can be written down."""
+
+
 def refuse_job_name(job: str) -> None:
     """Raise :class:`SerializationError` unless a job's name can be that of a folder, or is empty."""
-    if job.startswith(".") or any(character in job for character in "/\\\0"):
+    if job.startswith(".") or _NOT_IN_A_NAME.search(job):
         raise SerializationError(f"a job's name must be that of a folder, not hidden, and no path; got {job!r}")
 
 

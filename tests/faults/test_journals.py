@@ -58,6 +58,7 @@ DAMAGES: dict[str, Callable[[str], str]] = {
 OF_JOB: dict[str, Callable[[str], str]] = {
     "a number for a name": edited(lambda it: it.update(job=5)),
     "a path for a name": edited(lambda it: it.update(job="../../elsewhere")),
+    "half a character for a name": edited(lambda it: it.update(job="\ud800")),
     "no plan": edited(lambda it: it.pop("plan")),
     "stages of another plan": edited(lambda it: it["plan"]["stages"].pop()),
     "no stages": edited(lambda it: it["plan"].update(stages=[])),
