@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import zarr
+from zarr.abc.store import Store
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.stores import local_path, open_store, quiet_zarr
@@ -13,7 +17,8 @@ def array_paths(ref: ArrayRef) -> tuple[str, ...] | None:
     """Return the paths of all arrays inside the group that ``ref`` names, sorted; None if it is an array itself.
 
     Paths are relative to the group, groups in groups are walked, and what is no zarr node is passed over. Where the
-    group has consolidated metadata, they say what is in it.
+    group has consolidated metadata, what they name counts, and what they do not name if the store can be listed: an
+    array that was added since, or whose job has not ended.
 
     Raises
     ------
@@ -29,11 +34,27 @@ def array_paths(ref: ArrayRef) -> tuple[str, ...] | None:
             node = zarr.open(store=store, path=ref.path, mode="r")
             if isinstance(node, zarr.Array):
                 return None
-            members = node.members(max_depth=None)
-            return tuple(sorted(name for name, member in members if isinstance(member, zarr.Array)))
+            if node.metadata.consolidated_metadata is None:
+                return tuple(sorted(_walked(store, ref.path)))
+            paths = {name for name, member in node.members(max_depth=None) if isinstance(member, zarr.Array)}
+            with suppress(Exception):  # of a server that lists nothing
+                paths.update(_walked(store, ref.path))
+            return tuple(sorted(paths))
     except (StorageError, MissingExtraError):
         raise
     except Exception as error:
         raise StorageError(
             f"no array or group could be opened at {ref} (zarr says: {type(error).__name__}: {error})"
         ) from error
+
+
+def _walked(store: Store, path: str) -> Iterator[str]:
+    """Yield the paths of the arrays in a group as the store lists them, whatever consolidated metadata say.
+
+    A group at a time: zarr believes those of inner groups even where it is told not to.
+    """
+    for name, member in zarr.open_group(store, path=path, mode="r", use_consolidated=False).members():
+        if isinstance(member, zarr.Array):
+            yield name
+        else:
+            yield from (f"{name}/{inner}" for inner in _walked(store, f"{path}/{name}".lstrip("/")))

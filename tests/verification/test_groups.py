@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import shutil
+import warnings
 from pathlib import Path
+from typing import Literal, NoReturn
 
+import numpy as np
 import pytest
 import zarr
-from zarr.storage import MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
 import rechunk_exec as rx
 from rechunk_exec.errors import StorageError
@@ -18,6 +22,12 @@ def make_group(place: Place, chunk: Shape, seed: int = 0, zarr_format: int = 3) 
     for path, dtype in (("a", "f4"), ("sub/b", "i2"), ("sub/deep/c", "U3")):
         values = position_values((6, 4), dtype, seed)
         make(place, (6, 4), chunk, dtype, path=path, values=values, zarr_format=zarr_format)
+
+
+def consolidate(group: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zarr warns of what its specification does not have
+        zarr.consolidate_metadata(group)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -34,6 +44,37 @@ def test_arrays_of_groups_are_listed_by_path(memory: bool, zarr_format: int, tmp
     with pytest.raises(StorageError, match="nowhere"):
         array_paths(array_ref(place, "nowhere"))
     assert memory or not (tmp_path / "group/nowhere").exists()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("inner", ["", "sub"])
+def test_arrays_that_consolidated_metadata_do_not_name_are_compared(
+    tmp_path: Path, inner: str, zarr_format: Literal[2, 3]
+) -> None:
+    for name in ("one", "other"):
+        make_group(tmp_path / name, (2, 2), zarr_format=zarr_format)
+        consolidate(tmp_path / name / inner)
+        make(tmp_path / name, (4,), (2,), "i4", path="sub/late", values=np.arange(4), zarr_format=zarr_format)
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert (report.ok, report.arrays) == (True, 4)
+    zarr.open_array(tmp_path / "other/sub/late")[3] = 4
+    assert [box.path for box in rx.verify(tmp_path / "one", tmp_path / "other").differing] == ["sub/late"]
+    shutil.rmtree(tmp_path / "other/sub/deep/c")  # which they name
+    report = rx.verify(tmp_path / "one", tmp_path / "other")
+    assert [box.path for box in report.differing] == ["sub/deep/c", "sub/late"]
+
+
+def test_what_consolidated_metadata_name_is_compared_where_nothing_can_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_group(tmp_path / "one", (2, 2))
+    consolidate(tmp_path / "one")
+
+    def refuses(self: LocalStore, prefix: str) -> NoReturn:
+        raise PermissionError(f"{prefix} may not be listed")
+
+    monkeypatch.setattr(LocalStore, "list_dir", refuses)
+    assert array_paths(array_ref(tmp_path / "one")) == ("a", "sub/b", "sub/deep/c")
 
 
 def test_groups_are_compared_array_by_array(tmp_path: Path) -> None:
