@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias, overload
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError, SerializationError
@@ -57,6 +58,27 @@ def is_secret(option: str) -> bool:
     return option.lower() == "key" or any(word in option.lower() for word in _SECRET_WORDS)
 
 
+def secret_in(text: object) -> str | None:
+    """Return what holds credentials in a URL, or in one of those that it chains, for people; None if nothing does.
+
+    Examples
+    --------
+    >>> secret_in("simplecache::https://me:secret@host/a"), secret_in("https://host/a?X-Amz-Signature=5f3a")
+    ('a URL of host with a password', "a URL of host with 'X-Amz-Signature'")
+    >>> secret_in("abfs://container@account/a")
+    """
+    for url in text.split("::") if isinstance(text, str) and "://" in text else ():
+        with suppress(ValueError):  # it is none, which is told where it is opened
+            parts = urlsplit(url)
+            names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+            signs = [name for name in names if is_secret(name) or name.lower().endswith(("sig", "signature"))]
+            user = "a user name alone, which may be a token" if parts.scheme in ("http", "https") else None
+            told = "a password" if parts.password is not None else user if parts.username else None
+            if told or signs:
+                return f"a URL of {parts.hostname} with {told or repr(signs[0])}"
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayRef:
     """The name of a zarr array: enough for any process that sees the store to open it."""
@@ -82,11 +104,13 @@ class ArrayRef:
                 f"a task carries no credentials; got the storage option {secret!r}; "
                 "set the credentials in the environment of the workers"
             )
-        if isinstance(self.store, str) and "://" in self.store and urlsplit(self.store).password is not None:
-            raise SerializationError(
-                f"a task carries no credentials; got a URL of {urlsplit(self.store).hostname} with a password; "
-                "set the credentials in the environment of the workers"
-            )
+        # A live store's path may be a URL, which its errors name.
+        for text in (self.store, getattr(self.store, "path", ""), *self.storage_options.values()):
+            found = secret_in(text)
+            if found is not None:
+                raise SerializationError(
+                    f"a task carries no credentials; got {found}; set the credentials in the environment of the workers"
+                )
         for name, value in self.storage_options.items():
             if value is not None and not isinstance(value, (str, int, float)):
                 raise SerializationError(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,6 +254,35 @@ def test_a_password_in_a_url_is_refused() -> None:
     assert "hunter2" not in str(caught.value)
     ArrayRef(store="ftp://user@host/a")
     ArrayRef(store="/odd:name@here/a")
+
+
+@pytest.mark.parametrize(
+    "url, what",
+    [
+        ("simplecache::http://me:hunter2@host/a", "a password"),
+        ("zip://a.zarr::s3://key:hunter2@host/a.zip", "a password"),
+        ("https://hunter2@host/a", "a user name alone"),
+        ("https://host/a?versionId=7&X-Amz-Signature=hunter2", "'X-Amz-Signature'"),
+        ("https://host/a?sv=2025&sig=hunter2", "'sig'"),
+        ("https://host/a?token=hunter2", "'token'"),
+    ],
+)
+def test_credentials_anywhere_in_a_url_are_refused(url: str, what: str) -> None:
+    live = SimpleNamespace(path=url)  # as a store of this URL
+    wanted: list[dict[str, Any]] = [
+        {"store": url},
+        {"store": "s3://b/a", "storage_options": {"endpoint_url": url}},
+        {"store": live},
+    ]
+    for words in wanted:
+        with pytest.raises(SerializationError, match=f"credentials; got a URL of host with {what}") as caught:
+            ArrayRef(**words)
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["abfs://container@account/a", "ssh://me@host/a", "s3://b/a?versionId=7", "http://[/a"])
+def test_urls_without_credentials_are_taken(url: str) -> None:
+    assert ArrayRef(store=url, storage_options={"endpoint_url": url}).by_name
 
 
 @pytest.mark.parametrize("value", [{"endpoint_url": "http://h"}, ["a"], object()], ids=["dict", "list", "object"])

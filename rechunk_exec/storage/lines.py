@@ -24,6 +24,7 @@ from rechunk_exec.storage.files import ABANDONED_S, LocalObjects, LocalWriter, i
 from rechunk_exec.storage.objectbase import ObjectWriter
 from rechunk_exec.storage.objects import Objects, StoreObjects, objects_of
 from rechunk_exec.storage.stores import array_ref, is_url, local_path, open_store
+from rechunk_exec.tasks import ArrayRef
 
 _BLOCK_BYTES = 2**20
 _FIRST_BYTES = 2**13
@@ -230,6 +231,8 @@ def _place(name: str, *, read_only: bool) -> tuple[Objects, str]:
         if path.is_dir():
             raise StorageError(f"a file of jobs must be a file; there is a folder at {name}")
         folder, key = str(path.parent), path.name
+    else:
+        ArrayRef(store=name)  # which refuses credentials, wherever in the URL
     return objects_of(open_store(array_ref(folder), read_only=read_only), ""), key
 
 

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, Wrappe
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.clients import able
 from rechunk_exec.storage.sessions import session_store
-from rechunk_exec.tasks import ArrayRef, OptionValue, is_secret
+from rechunk_exec.tasks import ArrayRef, OptionValue, is_secret, secret_in
 
 _WARNING_FILTERS = threading.RLock()
 
@@ -184,7 +184,8 @@ def explicit_secret(store: object, depth: int = 4) -> str | None:
     pickle holds them.
     """
     for name, value in _options_of(store):
-        if (is_secret(name) or name.lower() in _SECRET_HEADERS) and value and value not in _NO_SECRETS:
+        named = (is_secret(name) or name.lower() in _SECRET_HEADERS) and value and value not in _NO_SECRETS
+        if named or secret_in(value) is not None:
             return name
         if isinstance(value, Mapping) and depth:
             found = explicit_secret(value, depth - 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rechunk_exec.errors import SerializationError
 from rechunk_exec.storage import LinesFile, LinesWriter
 from rechunk_exec.storage.files import ABANDONED_S
 
@@ -30,6 +31,15 @@ def abandoned(place: Path) -> Path:
     partial = place.with_name(f".{place.name}.0123456789ab.partial")
     partial.write_text("half a li")
     return partial
+
+
+@pytest.mark.parametrize(
+    "url", ["https://host/jobs.jsonl?X-Amz-Signature=hunter2", "https://me:hunter2@host/jobs.jsonl"]
+)
+def test_the_url_of_a_file_holds_no_credentials(url: str) -> None:
+    with pytest.raises(SerializationError, match="carries no credentials; got a URL of host") as caught:
+        LinesFile(url)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_what_a_dead_writer_has_left_goes_when_the_file_is_written_anew(place: Path) -> None:

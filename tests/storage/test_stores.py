@@ -14,7 +14,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipSto
 from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.storage import array_ref, is_url, local_path, open_array, open_reader, open_writer
 from rechunk_exec.storage.objects import objects_of, put_object
-from rechunk_exec.storage.stores import open_store
+from rechunk_exec.storage.stores import explicit_secret, open_store
 from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import make, read_by_us, read_by_zarr, write_by_us
 from tests.storage.codecs import V3_COMPRESSORS
@@ -221,3 +221,9 @@ def test_zarr_arrays_in_groups(tmp_path: Path) -> None:
     assert array_ref(array.store_path) == ref
     assert open_writer(ref).stored.shape == (5, 7)
     assert same_bits(read_by_us(ref), VALUES)
+
+
+def test_a_store_that_was_made_with_a_password_in_an_address_is_known() -> None:
+    for address, found in (("http://me:hunter2@host", "endpoint_url"), ("http://host", None)):
+        store = FsspecStore.from_url("memory://a", storage_options={"endpoint_url": address})
+        assert explicit_secret(store) == found
