@@ -190,6 +190,8 @@ def _go_on(work: Undertaking, resumed: JobRecord, lease: Lease) -> Begun:
         if not storage.is_temp_of(work.temp, record.job):
             remove_intermediates(work)
         storage.mark_temp(work.temp, target, record.job, journal.job)
+    lease.check()
+    _restore_metadata(work)
     remainder = what_is_left(work.stages, results)
     lease.check()
     _remove_partials(work)
@@ -289,8 +291,21 @@ def _create_intermediates(work: Undertaking, stages: Sequence[Stage], lease: Lea
         if stage.plan.target != "target" and not (work.resumed is not None and storage.exists(stage.target)):
             if storage.holds_documents(stage.target):  # else it is in a fork of its own, with nothing there
                 storage.remove_array(stage.target)
-            sizes = stage.plan.chunk, stage.plan.write_unit
-            storage.create(storage.design_intermediate(work.stored, *sizes, work.temp_options), stage.target)
+            storage.create(_design_of(work, stage), stage.target)
+
+
+def _design_of(work: Undertaking, stage: Stage) -> storage.Design:
+    """Return the design of the array that a stage writes."""
+    if stage.plan.target == "target":
+        return work.design
+    return storage.design_intermediate(work.stored, stage.plan.chunk, stage.plan.write_unit, work.temp_options)
+
+
+def _restore_metadata(work: Undertaking) -> None:
+    """Have the arrays of a job that is gone on with have whole metadata, so that what is in them can be looked at."""
+    for stage in work.stages:
+        if storage.holds_documents(stage.target):
+            storage.restore(_design_of(work, stage), stage.target)
 
 
 def _create_target(work: Undertaking) -> None:

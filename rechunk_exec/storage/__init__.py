@@ -27,6 +27,7 @@ from rechunk_exec.storage.create import (
     complete,
     create,
     design_target,
+    restore,
 )
 from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
 from rechunk_exec.storage.devicecodec import Device, try_device, use_device
@@ -165,6 +166,7 @@ __all__ = [
     "remove_partial_documents",
     "remove_partials",
     "remove_temp",
+    "restore",
     "retry_policy",
     "reveal",
     "run_with_changes",

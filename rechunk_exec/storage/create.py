@@ -21,6 +21,7 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.consolidated import group_of_other_format
+from rechunk_exec.storage.documents import is_json
 from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
@@ -169,10 +170,8 @@ def create(design: Design, ref: ArrayRef) -> None:
     store = open_store(ref, read_only=False)
     try:
         if design.alone:
-            with quiet_zarr():
-                documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
-            for name, document in documents.items():
-                put_object(objects_of(store, ref.path), name, document.to_bytes())
+            for name, document in _documents(design).items():
+                put_object(objects_of(store, ref.path), name, document)
         else:
             _create(persistent(store), ref.path, design.arguments)
     except Exception as error:
@@ -198,6 +197,21 @@ def apart_from_groups(design: Design, target: ArrayRef) -> Design:
     return dataclasses.replace(design, notes=(*design.notes, note), alone=True)
 
 
+def restore(design: Design, ref: ArrayRef) -> None:
+    """Write those documents of an array anew that are there and are no JSON, as a power cut leaves them.
+
+    Raises
+    ------
+    StorageError
+        If a document cannot be read, or written.
+    """
+    objects = objects_of(open_store(ref, read_only=False), ref.path)
+    for name, document in _documents(design).items():
+        content = objects.read(name, fresh)
+        if content is not None and not is_json(content):
+            put_object(objects, name, document)
+
+
 def complete(design: Design, ref: ArrayRef) -> None:
     """Write what is missing of the documents of an array that was being created when its process was killed.
 
@@ -208,16 +222,21 @@ def complete(design: Design, ref: ArrayRef) -> None:
     """
     store = open_store(ref, read_only=False)
     objects = objects_of(store, ref.path)
-    with quiet_zarr():
-        documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
-    for name, document in documents.items():
+    for name, document in _documents(design).items():
         if objects.read(name, fresh) is None:
-            put_object(objects, name, document.to_bytes())
+            put_object(objects, name, document)
     try:
         for path in () if design.alone else groups_above(ref.path):
             zarr.open_group(store, path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
     except Exception as error:
         raise StorageError(f"cannot create the groups of {ref}: {type(error).__name__}: {error}") from error
+
+
+def _documents(design: Design) -> dict[str, bytes]:
+    """Return the metadata documents that an array of this design has, by name."""
+    with quiet_zarr():
+        documents = design.like.metadata.to_buffer_dict(default_buffer_prototype())
+    return {name: document.to_bytes() for name, document in documents.items()}
 
 
 async def _settled() -> None:

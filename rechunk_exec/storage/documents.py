@@ -69,7 +69,7 @@ class Documents:
         key = f"{PREFIX}/{name}{_ENDING}"
 
         def refuse_part(content: memoryview) -> None:
-            if not _is_json(content):
+            if not is_json(content):
                 self._objects.refuse_short(key, len(content))
 
         use = None if isinstance(self._objects, LocalObjects) else refuse_part  # a file is given whole
@@ -152,7 +152,8 @@ class Documents:
         return list_names(self._store, self._path(folder))
 
 
-def _is_json(content: memoryview) -> bool:
+def is_json(content: memoryview) -> bool:
+    """Whether a document is whole, as far as its text shows."""
     try:
         json.loads(bytes(content))
     except (ValueError, RecursionError):

@@ -18,8 +18,9 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.results import TaskResult
 from rechunk_exec.storage.files import LocalObjects
 from rechunk_exec.storage.listing import Listing
-from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import local_path
+from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.stored import StoredArray, open_array
+from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -35,12 +36,11 @@ class Presence:
     def __init__(self, ref: ArrayRef) -> None:
         self._ref = ref
         self._folder: Path | None = local_path(ref)
-        try:
-            self._stored = open_array(ref, read_only=True)
-        except StorageError:
-            self.exists = False
-            return
-        self.exists = True
+
+    @cached_property
+    def exists(self) -> bool:
+        """Whether the array is there."""
+        return objects_of(open_store(self._ref, read_only=True), self._ref.path).holds_array()
 
     def holds(self, result: TaskResult, start: tuple[int, ...], stop: tuple[int, ...]) -> bool:
         """Whether the box ``[start, stop)`` is stored as the result of its task says.
@@ -48,7 +48,7 @@ class Presence:
         Raises
         ------
         StorageError
-            If the array cannot be listed.
+            If the array is there and cannot be opened, or cannot be listed.
         """
         if not self.exists:
             return False
@@ -57,6 +57,10 @@ class Presence:
             return _are_whole(self._file_sizes(keys), result) and all(map(self._has_index, keys))
         sizes = self._listing.sizes(keys)
         return sizes is None or _are_whole(sizes, result)
+
+    @cached_property
+    def _stored(self) -> StoredArray:
+        return open_array(self._ref, read_only=True)
 
     @cached_property
     def _listing(self) -> Listing:

@@ -234,6 +234,35 @@ def test_metadata_of_format_2_that_a_kill_left_in_part_are_completed(
     assert dict(zarr.open_array(tmp_path / "target", mode="r").attrs)["units"] == "m"
 
 
+@pytest.mark.parametrize("damage", ["empty", "half"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_metadata_that_a_power_cut_left_empty_or_cut_are_made_again_and_no_task_is_run_for_them(
+    damage: str, zarr_format: Any, tmp_path: Path, source: ZarrArray
+) -> None:
+    options = {"zarr_format": zarr_format}
+    stop_after(FIRST + 20, job(source, tmp_path, "fail", **options))
+    damaged = [tmp_path / "target" / name for name in {2: [".zarray", ".zattrs"], 3: ["zarr.json"]}[zarr_format]]
+    for path in (*damaged, intermediate(tmp_path) / "zarr.json"):
+        DAMAGES[damage](path)
+    again = job(source, tmp_path, **options)
+    assert_exact(again.execute(), source)
+    assert tasks_run(again) == SECOND - 20
+    assert dict(zarr.open_array(tmp_path / "target", mode="r").attrs)["units"] == "m"
+
+
+def test_results_are_kept_where_what_they_are_of_cannot_be_looked_at(tmp_path: Path, source: ZarrArray) -> None:
+    stop_after(FIRST + 20, job(source, tmp_path, "fail"))
+    document = tmp_path / "target" / "zarr.json"
+    whole = document.read_text()
+    document.write_text(whole.replace('"array"', '"arrow"', 1))
+    with pytest.raises(rx.StorageError, match="cannot open"):
+        job(source, tmp_path).execute()
+    document.write_text(whole)
+    again = job(source, tmp_path)
+    assert_exact(again.execute(), source)
+    assert tasks_run(again) == SECOND - 20
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("missing", ["", "layers/"])
 def test_groups_above_a_target_that_a_kill_left_out_are_made(

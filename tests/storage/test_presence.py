@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from zarr.storage import MemoryStore
 
+from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import Presence, listing
 from rechunk_exec.storage.objects import Objects, objects_of, put_object
 from rechunk_exec.storage.stores import open_store
@@ -239,6 +240,15 @@ def test_nothing_of_an_array_that_is_gone_is_there(tmp_path: Path) -> None:
     assert not there.exists
     assert not there.holds(written(), *BOX)
     assert not Presence(ArrayRef(store=MemoryStore())).exists
+
+
+def test_an_array_that_cannot_be_opened_is_not_taken_for_gone(tmp_path: Path) -> None:
+    ref = array_at(tmp_path)
+    (tmp_path / "zarr.json").write_text("{torn")
+    there = Presence(ref)
+    assert there.exists
+    with pytest.raises(StorageError, match="cannot open"):
+        there.holds(written(), *BOX)
 
 
 def test_an_array_of_no_dimensions(tmp_path: Path) -> None:
