@@ -169,6 +169,14 @@ def missing_folders(ref: ArrayRef) -> tuple[Path, ...]:
     return tuple(folder for folder in (root, *root.parents) if not os.path.lexists(folder))
 
 
+def make_linked(ref: ArrayRef) -> None:
+    """Make the folder that a link leads to where an array is to be, if it is not there."""
+    root = local_path(ref)
+    if root is not None and root.is_symlink():
+        with suppress(OSError):  # which is told when something is written there
+            Path(os.path.realpath(root)).mkdir(exist_ok=True)
+
+
 def remove_empty(folders: Iterable[Path]) -> None:
     """Remove folders, one after the other, that are there and empty."""
     for folder in folders:

@@ -43,7 +43,7 @@ from rechunk_exec.storage.claims import (
     write_beat,
     write_claim,
 )
-from rechunk_exec.storage.documents import Documents, missing_folders, remove_empty
+from rechunk_exec.storage.documents import Documents, make_linked, missing_folders, remove_empty
 from rechunk_exec.storage.locallock import local_lock, lock_lies, taken
 from rechunk_exec.storage.locations import overlap
 from rechunk_exec.storage.sessions import holds_documents
@@ -293,6 +293,7 @@ def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
         beat=now,
     )
     missing = missing_folders(ref)
+    make_linked(ref)
     try:
         with local_lock(ref):
             lease = Lease(Documents(ref, read_only=False) if documents else None, claim)

@@ -23,7 +23,7 @@ from rechunk_exec.storage.documents import PREFIX, list_names
 from rechunk_exec.storage.files import is_partial
 from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import objects_of, put_object
-from rechunk_exec.storage.removal import remove_array, remove_partials
+from rechunk_exec.storage.removal import moved_aside, remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
 from rechunk_exec.storage.stores import is_pattern, is_read_only, local_path, open_store
@@ -363,7 +363,7 @@ def _find(ref: ArrayRef) -> _Found:
     path = local_path(ref)
     if path is not None:
         if path.is_symlink() and not path.exists():
-            return _Found(Occupant.BROKEN_LINK)
+            return _Found(None if moved_aside(path) else Occupant.BROKEN_LINK)  # by a process that was killed then
         if not path.exists():
             return _Found(None)
         if not path.is_dir():

@@ -122,12 +122,16 @@ def remove_moved_aside(ref: ArrayRef) -> None:
     Local disks only.
     """
     path = local_path(ref)
-    folder = None if path is None else path.resolve()
-    if folder is not None and folder.parent.is_dir():
-        for entry in folder.parent.iterdir():
-            found = _ASIDE.fullmatch(entry.name)
-            if found is not None and found[1] == _name_aside(folder):
-                _remove_folder(entry)
+    for entry in [] if path is None else moved_aside(path):
+        _remove_folder(entry)
+
+
+def moved_aside(path: Path) -> list[Path]:
+    """Return what was moved aside from an array's place, and is not removed yet."""
+    folder = Path(os.path.realpath(path))  # of links that lead to each other, too
+    entries = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    found = [(entry, _ASIDE.fullmatch(entry.name)) for entry in entries]
+    return [entry for entry, match in found if match is not None and match[1] == _name_aside(folder)]
 
 
 def _name_aside(folder: Path) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import fsspec
 import pytest
@@ -144,3 +144,43 @@ def test_what_is_moved_aside_goes_whatever_the_name(tmp_path: Path, name: str) -
         assert_exact(job.execute(), source)
     assert [path.name for path in (tmp_path / "t").iterdir()] == [name]
     assert same_bits(elements(zarr.open_array(tmp_path / "t" / name, mode="r")), elements(source))
+
+
+@pytest.mark.parametrize("mode", ["fail", "resume", "overwrite"])
+def test_an_array_behind_a_link_is_made_after_a_death_between_its_removal_and_the_new_folder(
+    tmp_path: Path, mode: Any
+) -> None:
+    source = make_array(tmp_path / "source", (6, 6), (1, 6), "i4")
+    disk, link = tmp_path / "disk", tmp_path / "link"
+    disk.mkdir()
+    link.symlink_to(disk / "array")
+
+    def job(mode: Any) -> rx.Rechunked:
+        return rx.rechunk(source, (6, 1), "1MB", link, mode=mode, executor="serial", progress=False)
+
+    with pytest.raises(rx.RechunkError, match="a broken symbolic link is at"):
+        job(mode)
+    (disk / "array").mkdir()
+    job("fail").execute()
+    removed: list[Path] = []
+
+    def dies(self: Path, *_: object, **__: object) -> NoReturn:
+        removed.append(self)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "mkdir", dies)
+        with pytest.raises(KeyboardInterrupt):
+            remove_array(array_ref(link))
+    assert removed == [disk / "array"]
+    assert_exact(job(mode).execute(), source)
+    assert link.is_symlink()
+    assert [path.name for path in disk.iterdir()] == ["array"]
+
+
+def test_links_that_lead_to_each_other_are_refused(tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", (6, 6), (1, 6), "i4")
+    (tmp_path / "one").symlink_to(tmp_path / "other")
+    (tmp_path / "other").symlink_to(tmp_path / "one")
+    with pytest.raises(rx.RechunkError):
+        rx.rechunk(source, (6, 1), "1MB", tmp_path / "one", mode="overwrite", executor="serial", progress=False)
