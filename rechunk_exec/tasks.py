@@ -73,7 +73,9 @@ def secret_in(text: object) -> str | None:
             names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
             signs = [name for name in names if is_secret(name) or name.lower().endswith(("sig", "signature"))]
             user = "a user name alone, which may be a token" if parts.scheme in ("http", "https") else None
-            told = "a password" if parts.password is not None else user if parts.username else None
+            # In fsspec github://organisation:repository@commit names no user.
+            password = None if parts.scheme == "github" else parts.password
+            told = "a password" if password is not None else user if parts.username else None
             if told or signs:
                 return f"a URL of {parts.hostname} with {told or repr(signs[0])}"
     return None

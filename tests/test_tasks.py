@@ -280,7 +280,16 @@ def test_credentials_anywhere_in_a_url_are_refused(url: str, what: str) -> None:
         assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["abfs://container@account/a", "ssh://me@host/a", "s3://b/a?versionId=7", "http://[/a"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "abfs://container@account/a",
+        "ssh://me@host/a",
+        "s3://b/a?versionId=7",
+        "http://[/a",
+        "github://organisation:repository@main/a",
+    ],
+)
 def test_urls_without_credentials_are_taken(url: str) -> None:
     assert ArrayRef(store=url, storage_options={"endpoint_url": url}).by_name
 
