@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 
 import zarr
 from zarr.abc.store import Store
 
 from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.storage.failures import Outlook, outlook
+from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import local_path, open_store, quiet_zarr
 from rechunk_exec.tasks import ArrayRef
 
@@ -35,10 +36,13 @@ def array_paths(ref: ArrayRef) -> tuple[str, ...] | None:
             if isinstance(node, zarr.Array):
                 return None
             if node.metadata.consolidated_metadata is None:
-                return tuple(sorted(_walked(store, ref.path)))
+                return tuple(sorted(_walked(persistent(store), ref.path)))
             paths = {name for name, member in node.members(max_depth=None) if isinstance(member, zarr.Array)}
-            with suppress(Exception):  # of a server that lists nothing
-                paths.update(_walked(store, ref.path))
+            try:
+                paths.update(_walked(persistent(store), ref.path))
+            except Exception as error:
+                if outlook(error, remote=True) is Outlook.PASSING:
+                    raise  # else what it would have named would be passed over
             return tuple(sorted(paths))
     except (StorageError, MissingExtraError):
         raise

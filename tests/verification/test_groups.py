@@ -64,17 +64,32 @@ def test_arrays_that_consolidated_metadata_do_not_name_are_compared(
     assert [box.path for box in report.differing] == ["sub/deep/c", "sub/late"]
 
 
+def refuse_to_list(patch: pytest.MonkeyPatch, error: Exception) -> None:
+    def refuses(self: LocalStore, prefix: str) -> NoReturn:
+        raise error
+
+    patch.setattr(LocalStore, "list_dir", refuses)
+
+
 def test_what_consolidated_metadata_name_is_compared_where_nothing_can_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_group(tmp_path / "one", (2, 2))
     consolidate(tmp_path / "one")
-
-    def refuses(self: LocalStore, prefix: str) -> NoReturn:
-        raise PermissionError(f"{prefix} may not be listed")
-
-    monkeypatch.setattr(LocalStore, "list_dir", refuses)
+    refuse_to_list(monkeypatch, PermissionError("it may not be listed"))
     assert array_paths(array_ref(tmp_path / "one")) == ("a", "sub/b", "sub/deep/c")
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+def test_a_listing_that_fails_passes_over_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, consolidated: bool
+) -> None:
+    make_group(tmp_path / "one", (2, 2))
+    if consolidated:
+        consolidate(tmp_path / "one")
+    refuse_to_list(monkeypatch, TimeoutError("no answer"))
+    with pytest.raises(StorageError, match="no answer"):
+        array_paths(array_ref(tmp_path / "one"))
 
 
 def test_groups_are_compared_array_by_array(tmp_path: Path) -> None:
