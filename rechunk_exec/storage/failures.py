@@ -95,6 +95,7 @@ _PASSING_TEXT = re.compile(
     r"|IncompleteMessage|IncompleteBody",
     re.IGNORECASE,
 )
+_QUERY = re.compile(r"(?<=://)([^\s?'\"]+)\?[^\s'\")>]+")
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 # The last is how gcsfs begins, which raises an OSError without a number.
 _PERMANENT_TEXT = re.compile(r"status(?: code)?:? (?:401|403)\b|NoSuchBucket|AccessDenied|^Forbidden: ")
@@ -144,6 +145,27 @@ def _reason(error: BaseException) -> BaseException | None:
     """What urllib3 and urllib wrap in an error that they raise."""
     reason = getattr(error, "reason", None)
     return reason if isinstance(reason, BaseException) else None
+
+
+def as_told(error: Exception) -> Exception:
+    """Return an error to raise another one from: itself, or one that says the same without queries of URLs.
+
+    A server may have sent the client on to a URL that is signed, and clients name it.
+    """
+    if all(without_queries(str(link)) == str(link) for link in chain(error)):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {without_queries(str(error))}")
+
+
+def without_queries(text: str) -> str:
+    """Return a text whose URLs have no queries, which may be signatures.
+
+    Examples
+    --------
+    >>> without_queries("403, message='Forbidden', url='https://host/a?X-Amz-Signature=5f3a'")
+    "403, message='Forbidden', url='https://host/a?...'"
+    """
+    return _QUERY.sub(r"\1?...", text)
 
 
 def is_full(error: BaseException) -> bool:
