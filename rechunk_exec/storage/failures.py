@@ -96,6 +96,7 @@ _PASSING_TEXT = re.compile(
     re.IGNORECASE,
 )
 _QUERY = re.compile(r"(?<=://)([^\s?'\"]+)\?[^\s'\")>]+")
+_CODE_IN_TEXT = re.compile(r"<Code>(\w+)</Code>")
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 # The last is how gcsfs begins, which raises an OSError without a number.
 _PERMANENT_TEXT = re.compile(r"status(?: code)?:? (?:401|403)\b|NoSuchBucket|AccessDenied|^Forbidden: ")
@@ -221,9 +222,11 @@ def _of_answer(error: BaseException) -> Outlook | None:
 def _of_text(error: BaseException) -> Outlook | None:
     if type(error).__module__.partition(".")[0] in _OPAQUE_MODULES:
         text = str(error)
-        if _PERMANENT_TEXT.search(text):
+        told = _CODE_IN_TEXT.search(text)
+        code = "" if told is None else told[1]
+        if code in _PERMANENT_CODES or _PERMANENT_TEXT.search(text):
             return Outlook.PERMANENT
-        if not isinstance(error, FileNotFoundError) and _PASSING_TEXT.search(text):
+        if not isinstance(error, FileNotFoundError) and (code in _PASSING_CODES or _PASSING_TEXT.search(text)):
             return Outlook.PASSING
     return None
 
