@@ -81,7 +81,8 @@ class Rechunked:
         self._session = parts.work.session
         self.stages = self._make_stages(parts.work)
         self._work = replace(parts.work, stages=self.stages)
-        refuse_places(self._work)
+        if not self._had_ended():  # else nothing is written, and who may only read the target is given it
+            refuse_places(self._work)
         check = getattr(parts.executor, "check_stages", None)
         if callable(check):
             check(self.stages)

@@ -201,12 +201,12 @@ def open_reader(ref: ArrayRef, read_unit: Index | None = None) -> UnitReader:
     return BandReader(stored, objects, read_unit)
 
 
-def finer_read(stored: StoredArray) -> tuple[Index, ReadScratch] | None:
+def finer_read(stored: StoredArray, *, forgiving: bool = False) -> tuple[Index, ReadScratch] | None:
     """Return the smallest box that is worth decoding on its own, in elements, and what reading it holds besides.
 
-    None if that is the chunk.
+    None if that is the chunk. Chunks that cannot be looked at are an error, or passed over if ``forgiving``.
     """
-    bands = find_bands(stored, _objects(stored))
+    bands = find_bands(stored, _objects(stored), forgiving=forgiving)
     return None if bands is None else (bands.unit, read_scratch(stored, bands))
 
 

@@ -47,10 +47,11 @@ class Bands(NamedTuple):
     """Decoded bytes of the smallest of Blosc's blocks that were met; 0 where any run of bytes can be read."""
 
 
-def find_bands(stored: StoredArray, objects: Objects) -> Bands | None:
+def find_bands(stored: StoredArray, objects: Objects, *, forgiving: bool = False) -> Bands | None:
     """Return how an array can be read in parts of its chunks, or None if it cannot, or is not worth while.
 
-    The size of Blosc's blocks comes from the first bytes of a few chunks; the largest counts.
+    The size of Blosc's blocks comes from the first bytes of a few chunks; the largest counts. Those that cannot be read
+    are an error, or passed over if ``forgiving``.
     """
     codec = stored.codec
     if codec is None or not codec.c_order or not stored.shape or 0 in stored.shape:
@@ -59,9 +60,11 @@ def find_bands(stored: StoredArray, objects: Objects) -> Bands | None:
     if not codec.raw:
         if len(codec.codecs) != 1 or not isinstance(codec.codecs[0], BloscBytes):
             return None
-        blocks = list(_block_sizes(stored, objects))
+        heads = _heads(stored, objects, forgiving=forgiving)
+        sizes = (frame_head(bytes(head), stored.chunk_bytes) for head in heads)
+        blocks = [size[0] for size in sizes if size is not None]
     elif not objects.streams:  # a local file gives any range, a store says when it is asked
-        next(_heads(stored, objects), None)
+        next(_heads(stored, objects, forgiving=forgiving), None)
     if not blocks or objects.ignores_ranges:
         return None
     unit = _rows_of(stored, max(blocks), raw=codec.raw)
@@ -107,23 +110,20 @@ def _part_of(length: int, rows: int, *, raw: bool, alone: bool) -> int:
     return rows if alone else divisor
 
 
-def _block_sizes(stored: StoredArray, objects: Objects) -> Iterator[int]:
-    for head in _heads(stored, objects):
-        sizes = frame_head(bytes(head), stored.chunk_bytes)
-        if sizes is not None:
-            yield sizes[0]
-
-
-def _heads(stored: StoredArray, objects: Objects) -> Iterator[memoryview]:
+def _heads(stored: StoredArray, objects: Objects, *, forgiving: bool) -> Iterator[memoryview]:
     """Yield the first bytes of a few chunks."""
     reader = DirectReader(stored, objects)
     grid = [-(-n // size) for n, size in zip(stored.shape, stored.chunk, strict=True)]
     for sample in range(_SAMPLES):
         unit = tuple(min(count - 1, count * (2 * sample + 1) // (2 * _SAMPLES)) for count in grid)
-        place = reader.locate(unit)
-        if place is None:
+        try:
+            place = reader.locate(unit)
+            size = min(HEADER_BYTES, stored.chunk_bytes)
+            head = None if place is None else objects.read(place.key, fresh, place.start, size)
+        except StorageError:
+            if not forgiving:
+                raise
             continue
-        head = objects.read(place.key, fresh, place.start, min(HEADER_BYTES, stored.chunk_bytes))
         if head is not None:
             yield head
 

@@ -20,6 +20,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
+from rechunk_exec.storage.failures import as_told, without_queries
 from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
@@ -191,8 +192,9 @@ def list_names(store: Store, folder: str) -> list[str]:
         return sync(_names(persistent(store), folder))
     except FileNotFoundError:
         return []
-    except Exception as error:
-        raise StorageError(f"cannot list {folder or 'the root'} of {store}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - told, without what may be signed
+        text = without_queries(f"{type(error).__name__}: {error}")
+        raise StorageError(f"cannot list {folder or 'the root'} of {store}: {text}") from as_told(error)
 
 
 def forget_listings(store: Store) -> None:

@@ -95,6 +95,8 @@ _PASSING_TEXT = re.compile(
     r"|IncompleteMessage|IncompleteBody",
     re.IGNORECASE,
 )
+_QUERY = re.compile(r"(?<=://)([^\s?'\"]+)\?[^\s'\")>]+")
+_CODE_IN_TEXT = re.compile(r"<Code>(\w+)</Code>")
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
 # The last is how gcsfs begins, which raises an OSError without a number.
 _PERMANENT_TEXT = re.compile(r"status(?: code)?:? (?:401|403)\b|NoSuchBucket|AccessDenied|^Forbidden: ")
@@ -144,6 +146,27 @@ def _reason(error: BaseException) -> BaseException | None:
     """What urllib3 and urllib wrap in an error that they raise."""
     reason = getattr(error, "reason", None)
     return reason if isinstance(reason, BaseException) else None
+
+
+def as_told(error: Exception) -> Exception:
+    """Return an error to raise another one from: itself, or one that says the same without queries of URLs.
+
+    A server may have sent the client on to a URL that is signed, and clients name it.
+    """
+    if all(without_queries(str(link)) == str(link) for link in chain(error)):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {without_queries(str(error))}")
+
+
+def without_queries(text: str) -> str:
+    """Return a text whose URLs have no queries, which may be signatures.
+
+    Examples
+    --------
+    >>> without_queries("403, message='Forbidden', url='https://host/a?X-Amz-Signature=5f3a'")
+    "403, message='Forbidden', url='https://host/a?...'"
+    """
+    return _QUERY.sub(r"\1?...", text)
 
 
 def is_full(error: BaseException) -> bool:
@@ -199,9 +222,11 @@ def _of_answer(error: BaseException) -> Outlook | None:
 def _of_text(error: BaseException) -> Outlook | None:
     if type(error).__module__.partition(".")[0] in _OPAQUE_MODULES:
         text = str(error)
-        if _PERMANENT_TEXT.search(text):
+        told = _CODE_IN_TEXT.search(text)
+        code = "" if told is None else told[1]
+        if code in _PERMANENT_CODES or _PERMANENT_TEXT.search(text):
             return Outlook.PERMANENT
-        if not isinstance(error, FileNotFoundError) and _PASSING_TEXT.search(text):
+        if not isinstance(error, FileNotFoundError) and (code in _PASSING_CODES or _PASSING_TEXT.search(text)):
             return Outlook.PASSING
     return None
 

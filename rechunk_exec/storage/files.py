@@ -192,11 +192,11 @@ class LocalWriter(ObjectWriter):
         self._make(lambda: os.ftruncate(self.descriptor, size))
 
     def commit(self) -> int:
-        def request() -> None:
+        try:
             self._close()
-            os.replace(self.partial, self.path, src_dir_fd=self.folder, dst_dir_fd=self.folder)
-
-        self._make(request)
+        except OSError as error:  # a network file system writes until then: what failed is in no second try
+            raise self.objects.requests.error(error, "write", self.objects.name(self.key)) from error
+        self._make(lambda: os.replace(self.partial, self.path, src_dir_fd=self.folder, dst_dir_fd=self.folder))
         return self.size
 
     def abort(self) -> None:

@@ -8,9 +8,9 @@ import zarr
 from zarr.abc.store import Store
 
 from rechunk_exec.errors import MissingExtraError, StorageError
-from rechunk_exec.storage.failures import Outlook, outlook
+from rechunk_exec.storage.failures import Outlook, as_told, outlook, without_queries
 from rechunk_exec.storage.persistent import persistent
-from rechunk_exec.storage.stores import local_path, open_store, quiet_zarr
+from rechunk_exec.storage.stores import is_there, local_path, open_store, quiet_zarr
 from rechunk_exec.tasks import ArrayRef
 
 
@@ -27,7 +27,7 @@ def array_paths(ref: ArrayRef) -> tuple[str, ...] | None:
         If nothing is there, or what is there cannot be opened.
     """
     path = local_path(ref)
-    if path is not None and not path.exists():  # zarr would make a folder there
+    if path is not None and not is_there(path):  # zarr would make a folder there
         raise StorageError(f"nothing is at the path of the array or group {ref}")
     try:
         store = open_store(ref, read_only=True)
@@ -46,10 +46,9 @@ def array_paths(ref: ArrayRef) -> tuple[str, ...] | None:
             return tuple(sorted(paths))
     except (StorageError, MissingExtraError):
         raise
-    except Exception as error:
-        raise StorageError(
-            f"no array or group could be opened at {ref} (zarr says: {type(error).__name__}: {error})"
-        ) from error
+    except Exception as error:  # noqa: BLE001 - told, without what may be signed
+        text = without_queries(f"{type(error).__name__}: {error}")
+        raise StorageError(f"no array or group could be opened at {ref} (zarr says: {text})") from as_told(error)
 
 
 def _walked(store: Store, path: str) -> Iterator[str]:

@@ -9,7 +9,6 @@ very many objects; a listing tells sizes, except where each would take a request
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ from rechunk_exec.results import TaskResult
 from rechunk_exec.storage.files import LocalObjects
 from rechunk_exec.storage.listing import Listing
 from rechunk_exec.storage.objects import objects_of
+from rechunk_exec.storage.retry import Requests
 from rechunk_exec.storage.stored import StoredArray, open_array
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
@@ -48,7 +48,7 @@ class Presence:
         Raises
         ------
         StorageError
-            If the array is there and cannot be opened, or cannot be listed.
+            If the array is there and cannot be opened, or its objects cannot be listed or looked at.
         """
         if not self.exists:
             return False
@@ -74,11 +74,8 @@ class Presence:
     def _file_sizes(self, keys: Iterable[str]) -> list[int | None]:
         """The sizes of those files that are there."""
         assert self._folder is not None
-        sizes: list[int | None] = []
-        for key in keys:
-            with suppress(OSError):
-                sizes.append((self._folder / key).stat().st_size)
-        return sizes
+        found = (_file_size(self._folder / key) for key in keys)
+        return [size for size in found if size is not None]
 
     def _has_index(self, key: str) -> bool:
         """Whether an object that is there is no shard, or a shard whose index can be read."""
@@ -92,9 +89,23 @@ class Presence:
             )
             if content is not None:
                 index.decode(content, key)
-        except StorageError:
+        except StorageError as error:
+            if isinstance(error.__cause__, OSError):  # it could not be looked at
+                raise
             return False
         return True
+
+
+def _file_size(path: Path) -> int | None:
+    """Return the size of a file; None if it is not there."""
+
+    def request() -> int | None:
+        try:
+            return path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    return Requests().make(request, "look at", str(path))
 
 
 def _are_whole(sizes: Sequence[int | None], result: TaskResult) -> bool:

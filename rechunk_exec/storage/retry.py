@@ -18,7 +18,7 @@ from typing import TypeVar
 import tenacity
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.failures import Outlook, is_full, outlook
+from rechunk_exec.storage.failures import Outlook, as_told, is_full, outlook, without_queries
 
 T = TypeVar("T")
 
@@ -111,9 +111,9 @@ class Requests:
             return request()
         except StorageError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told, without what may be signed
             if outlook(error, remote=self.remote) is not Outlook.PASSING:
-                raise self.error(error, verb, name) from error
+                raise self.error(error, verb, name) from as_told(error)
             first = error
         return self._again(request, first, verb, name)
 
@@ -131,7 +131,7 @@ class Requests:
         if self.store and verb == "write" and isinstance(error, FileNotFoundError) and error.filename is not None:
             what += "; this store makes no folders: name it by its path, or make its file system with auto_mkdir=True"
         permanent = outlook(error, remote=self.remote) is Outlook.PERMANENT
-        return StorageError(f"cannot {verb} {name}{where}: {what}{tried}", permanent=permanent)
+        return StorageError(f"cannot {verb} {name}{where}: {without_queries(what)}{tried}", permanent=permanent)
 
     def _again(self, request: Callable[[], T], first: Exception, verb: str, name: str) -> T:
         failed: list[Exception] = [first]
@@ -159,8 +159,8 @@ class Requests:
             return loop(attempt)
         except StorageError:
             raise
-        except Exception as error:
-            raise self.error(error, verb, name, tries) from error
+        except Exception as error:  # noqa: BLE001 - told, without what may be signed
+            raise self.error(error, verb, name, tries) from as_told(error)
 
 
 _PREPOSITIONS = {"read": " from", "write": " to"}

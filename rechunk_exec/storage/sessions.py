@@ -229,7 +229,9 @@ class IcechunkTarget(SessionPlace):
 
     @property
     def left(self) -> str:
-        """What is left of a job that failed, for people."""
+        """What is left of a job that failed, for people; empty where :meth:`commit` has told."""
+        if self._complete:
+            return ""
         return f"nothing was committed to branch {self._branch!r}, and the session's changes were discarded"
 
     def __reduce__(self) -> tuple[type[IcechunkFork], tuple[bytes | None]]:

@@ -21,7 +21,7 @@ from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.documents import forget_listings
 from rechunk_exec.storage.failures import ShortAnswerError
 from rechunk_exec.storage.objects import requests_to
-from rechunk_exec.storage.told import Told, ask_of
+from rechunk_exec.storage.told import Told, ask_of, refuse_failed
 
 _REQUESTS = 16
 """How many objects are asked for at once."""
@@ -99,7 +99,8 @@ def _checksum(store: Store, name: str, size: int | None) -> Told | None:
     if size is None and type(store).getsize is not Store.getsize:  # which would read the object
         try:
             size = sync(store.getsize(name))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            refuse_failed(error)
             return None
     parts = _ends(store, name) if size is None else _ends_of(store, name, size)
     if parts is None:

@@ -18,7 +18,7 @@ from rechunk_exec.storage.chunkcodec import ChunkCodec, direct_codec
 from rechunk_exec.storage.devicecodec import on_device
 from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.shards import ShardIndex, shard_index
-from rechunk_exec.storage.stores import local_path, open_store, quiet_zarr
+from rechunk_exec.storage.stores import is_there, local_path, open_store, quiet_zarr
 from rechunk_exec.tasks import ArrayRef
 
 INTERMEDIATE = ("rechunk_exec", "intermediate")
@@ -86,7 +86,7 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
         If nothing is there, what is there is no array, or it cannot be read.
     """
     path = local_path(ref)
-    if path is not None and not path.exists():  # zarr would make a folder there
+    if path is not None and not is_there(path):  # zarr would make a folder there
         raise StorageError(f"{_what_is_there(ref)}: {ref}")
     store = open_store(ref, read_only=read_only)
 
@@ -149,11 +149,11 @@ def _what_is_there(ref: ArrayRef) -> str:
     path = local_path(ref)
     if path is None:
         return "no array could be opened at"
-    if not path.exists():
+    if not is_there(path):
         return "nothing is at the path of the array"
-    if (path / ".zarray").exists() or _node_type(path / "zarr.json") == "array":
+    if is_there(path / ".zarray") or _node_type(path / "zarr.json") == "array":
         return "zarr cannot open the array at"
-    if (path / ".zgroup").exists() or _node_type(path / "zarr.json") == "group":
+    if is_there(path / ".zgroup") or _node_type(path / "zarr.json") == "group":
         return "a group, not an array, is at"
     return "something that is no zarr array is at"
 

@@ -219,6 +219,23 @@ def is_url(text: str) -> bool:
     return "://" in text and not text.startswith("file://")
 
 
+def is_there(path: Path) -> bool:
+    """Whether something is at a path; not if it is a link to what is not there.
+
+    Raises
+    ------
+    StorageError
+        If that cannot be seen, as of a folder that one may not look into.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name with NUL
+        return False
+    except OSError as error:
+        raise StorageError(f"cannot look at {path}: {error}", permanent=isinstance(error, PermissionError)) from error
+    return True
+
+
 def local_path(ref: ArrayRef) -> Path | None:
     """Return where the array is on a local disk, or None if it is not on one."""
     root = ref.store.root if isinstance(ref.store, LocalStore) else ref.store

@@ -15,6 +15,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
 from rechunk_exec.storage.documents import forget_listings
+from rechunk_exec.storage.failures import Outlook, outlook
 from rechunk_exec.storage.objects import requests_to
 
 _MARKS = (
@@ -45,6 +46,13 @@ def ask_of(store: Store) -> Callable[[str], Told | None] | None:
     if isinstance(store, ObjectStore) and not _is_memory(store):
         return lambda name: _told_by_obstore(store, name)
     return None
+
+
+def refuse_failed(error: Exception) -> None:
+    """Raise what a client took for an object that is not there, if that is something else: of HTTP, all that fails."""
+    reason = error.__cause__
+    if reason is not None and outlook(reason, remote=True) is not Outlook.UNKNOWN:
+        raise reason from reason.__cause__
 
 
 def lists_folders(store: Store) -> bool:
@@ -79,7 +87,8 @@ def listed(store: Store, path: str) -> Mapping[str, int | None] | None:
 def _told_by_fsspec(store: FsspecStore, name: str) -> Told | None:
     try:
         told: Mapping[str, Any] = sync(store.fs._info(_in_fsspec(store, name)))  # noqa: SLF001 - what zarr calls too
-    except store.allowed_exceptions:
+    except store.allowed_exceptions as error:
+        refuse_failed(error)
         return None
     if told.get("type") == "directory":
         return None

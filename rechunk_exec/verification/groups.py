@@ -29,10 +29,10 @@ def verify_nodes(source: ArrayRef, target: ArrayRef, options: VerifyOptions) -> 
     ours = storage.array_paths(source)
     try:
         theirs = storage.array_paths(target)
-    except StorageError as error:
-        if ours is None:
+    except StorageError:
+        if ours is None or not _opens_in_part(target, ours):
             raise
-        return _without_a_list(source, target, ours, error)
+        theirs = ours  # one that cannot be opened, such as of damaged metadata, keeps the group from being listed
     if ours is None and theirs is None:
         return verify_arrays(source, target, options)
     if ours is None or theirs is None:
@@ -53,17 +53,17 @@ def verify_nodes(source: ArrayRef, target: ArrayRef, options: VerifyOptions) -> 
         return replace(found, unfinished=options.unfinished, executor=crew.pool.name)
 
 
-def _without_a_list(source: ArrayRef, target: ArrayRef, paths: tuple[str, ...], problem: StorageError) -> VerifyReport:
-    """Name the arrays that keep a group from being listed, such as one of damaged metadata."""
-    reports = []
+def _opens_in_part(group: ArrayRef, paths: tuple[str, ...]) -> bool:
+    """Whether some arrays of a group can be opened, and others cannot."""
+    opened = set()
     for path in paths:
         try:
-            storage.open_array(_member_ref(target, path), read_only=True)
-        except StorageError as error:
-            reports.append((path, _alone(_member_ref(source, path), _cannot_be_opened(error))))
-    if not reports or len(reports) == len(paths):  # it is not this or that array
-        raise problem
-    return joined(reports)
+            storage.open_array(_member_ref(group, path), read_only=True)
+        except StorageError:
+            opened.add(False)
+        else:
+            opened.add(True)
+    return len(opened) > 1
 
 
 def _member(source: ArrayRef, target: ArrayRef, path: str, options: VerifyOptions, crew: Crew) -> VerifyReport:

@@ -88,7 +88,8 @@ def plan_reading(
     BudgetError
         If not even one small piece at a time fits.
     """
-    choices = [list(_choices(ref, stored)) for ref, stored in arrays]
+    last = len(arrays) - 1
+    choices = [list(_choices(ref, stored, forgiving=number == last)) for number, (ref, stored) in enumerate(arrays)]
     # The fastest first: of two ways that differ in one array only, the one that comes first among its choices.
     numbers = sorted(product(*(range(len(ways)) for ways in choices)), key=sum)
     together = [[ways[number] for ways, number in zip(choices, chosen, strict=True)] for chosen in numbers]
@@ -116,9 +117,9 @@ def _held_bytes(arrays: Sequence[Pieces]) -> int:
     )
 
 
-def _choices(ref: ArrayRef, stored: StoredArray) -> Iterator[Pieces]:
+def _choices(ref: ArrayRef, stored: StoredArray, *, forgiving: bool) -> Iterator[Pieces]:
     """Yield ways to read an array, the fastest first."""
-    bands = list(_bands(ref, stored))
+    bands = list(_bands(ref, stored, forgiving=forgiving))
     whole = tuple(map(min, stored.chunk, stored.shape))
     straight = all(n % size == 0 for n, size in zip(stored.shape, stored.chunk, strict=True))
     scratch = storage.read_scratch(stored)
@@ -143,9 +144,9 @@ def _choices(ref: ArrayRef, stored: StoredArray) -> Iterator[Pieces]:
             yield parts(_part_of(stored, (1,) * len(whole), elements))
 
 
-def _bands(ref: ArrayRef, stored: StoredArray) -> Iterator[Pieces]:
+def _bands(ref: ArrayRef, stored: StoredArray, *, forgiving: bool) -> Iterator[Pieces]:
     """Yield ways to read an array in bands of its chunks, if it has some that can be counted from the array's start."""
-    finer = storage.finer_read(stored)
+    finer = storage.finer_read(stored, forgiving=forgiving)
     if finer is None:
         return
     unit, scratch = finer

@@ -186,10 +186,10 @@ class Summing:
         """Return the sums of the cells that the pieces touch."""
         reader = self._reader(work.array)
         done = Partial(work.array)
-        lock = threading.Lock()
+        adding = _Adding(self._arrays[work.array], done, [], threading.Lock())
 
         def add(number: int, scratch: ScratchBuffers) -> None:
-            self._add_piece(number, reader, _Adding(self._arrays[work.array], done, lock), scratch)
+            self._add_piece(number, reader, adding, scratch)
 
         with self._scratches.borrow(work.threads) as scratches:
             if work.threads == 1:
@@ -197,6 +197,13 @@ class Summing:
             else:
                 with ThreadPoolExecutor(work.threads) as helpers:
                     drain(work.pieces, add, scratches, helpers)
+        if adding.absent:
+            try:
+                reader.refuse_vanished()
+            except StorageError as error:
+                if not adding.pieces.forgiving:
+                    raise
+                done.unreadable += [Unreadable(box, str(error)) for box in adding.absent]
         return done
 
     def _add_piece(self, number: int, reader: UnitReader, adding: _Adding, scratch: ScratchBuffers) -> None:
@@ -209,10 +216,12 @@ class Summing:
         high = tuple(map(max, zip(*(part.stop for _, part in parts), strict=True)))
         with self._elements(Box(low, high), reader.stored, adding.pieces) as elements:
             region = Region(low, high, elements)
-            bytes_read = 0
+            bytes_read, absent = 0, False
             try:
                 for unit in reader.units(region):
-                    bytes_read += reader.read_named(unit, region, scratch).decoded
+                    moved = reader.read_named(unit, region, scratch)
+                    bytes_read += moved.decoded
+                    absent |= not moved.stored
             except StorageError as error:
                 if not adding.pieces.forgiving:
                     raise
@@ -226,6 +235,8 @@ class Summing:
             ]
         with adding.lock:
             adding.done.bytes_read += bytes_read
+            if absent:
+                adding.absent.append(box)
             for region_number, part, found in sums:
                 adding.done.add(region_number, self._first_cell(region_number, part), found)
 
@@ -262,4 +273,6 @@ class _Adding:
 
     pieces: Pieces
     done: Partial
+    absent: list[Box]
+    """Pieces of which a chunk was absent, or may have been: fill value, as long as the array is there."""
     lock: threading.Lock

@@ -172,3 +172,19 @@ def test_a_journal_that_cannot_be_written_while_tasks_succeed_ends_the_job(
         source, CHUNKS, MAX_MEM, disk / "target", temp_store=tmp_path, executor="serial", mode="resume", progress=False
     )
     assert same_bits(elements(again.execute()), elements(source))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_finished_target_on_a_disk_that_was_made_read_only_is_given(
+    verify: bool, tmp_path: Path, disk: Path, source: ZarrArray
+) -> None:
+    words: Any = {"executor": "serial", "progress": False}
+    rx.rechunk(source, (1, 32, 32), "1MB", disk / "target", **words).execute()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    again = rx.rechunk(source, (1, 32, 32), "1MB", disk / "target", mode="resume", verify=verify, **words)
+    assert_exact(again.execute(), source)
+    assert again.report is not None
+    assert again.report.tasks == 0
+    for mode in ("fail", "overwrite"):
+        with pytest.raises((rx.StorageError, rx.TargetExistsError)):
+            rx.rechunk(source, (1, 32, 32), "1MB", disk / "target", mode=mode, **words).execute()

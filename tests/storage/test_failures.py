@@ -197,6 +197,9 @@ def test_errors_of_obstore_are_told_by_their_text() -> None:
         "Generic S3 error: after 10 retries - HTTP error: error sending request": Outlook.PASSING,
         "Generic S3 error: status code: 400 Bad Request: status 5030": Outlook.UNKNOWN,
         "Generic S3 error: something else": Outlook.UNKNOWN,
+        "status code: 400 Bad Request: <Error><Code>RequestTimeout</Code></Error>": Outlook.PASSING,
+        "status code: 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>": Outlook.PERMANENT,
+        "status code: 400 Bad Request: <Error><Code>Peculiar</Code></Error>": Outlook.UNKNOWN,
     }
     for text, wanted in texts.items():
         assert remote(exceptions.GenericError(text)) is wanted, text

@@ -215,9 +215,14 @@ def test_an_array_that_cannot_be_committed_stays_in_the_session(repo: Any, sourc
     other = repo.writable_session("main")
     make_array(other.store, (3,), (1,), "i2", name="same")
     other.commit("meanwhile")
-    with nothing_is_committed(repo), pytest.raises(StorageError, match=r"cannot be committed to branch 'main'.*rebase"):
+    with (
+        nothing_is_committed(repo),
+        pytest.raises(StorageError, match=r"cannot be committed to branch 'main'.*rebase") as caught,
+    ):
         job.execute()
     assert session.has_uncommitted_changes
+    assert "the session holds it" in str(caught.value)
+    assert "discarded" not in str(caught.value)
     assert same_bits(elements(zarr.open_array(session.store, path="same", mode="r")), elements(source))
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import pickle
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -361,6 +362,41 @@ def test_absent_chunks_of_http_are_fill_value(web: str, tmp_path: Path) -> None:
     source = zarr.create_array(tmp_path / "www/a.zarr", shape=SHAPE, chunks=EPOCHS, dtype="f4", fill_value=3)
     source[5] = position_values(SHAPE[1:], "f4")
     assert_exact(rx.rechunk(f"{web}/a.zarr", SERIES, "1MB", tmp_path / "t.zarr", progress=False).execute(), source)
+
+
+class SentOn(Quiet):
+    """A server that sends clients on to a signed URL for chunks, which is denied there."""
+
+    def send_head(self) -> Any:
+        path, _, query = self.path.partition("?")
+        if query:
+            self.send_error(403)
+        elif "/c/" in path:
+            self.send_response(302)
+            self.send_header("Location", f"{path}?X-Amz-Signature={SECRET}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        else:
+            return super().send_head()
+        return None
+
+
+@pytest.mark.parametrize("layout", ["direct", "zarr"])
+def test_the_signature_of_a_url_that_a_server_sends_on_to_is_in_no_error(layout: str, tmp_path: Path) -> None:
+    needed_module("aiohttp")
+    dtype = "f4" if layout == "direct" else zarr.dtype.VariableLengthUTF8()
+    values = position_values(SHAPE, "f4" if layout == "direct" else object)
+    source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS, dtype, values=values)
+    with served(partial(SentOn, directory=str(tmp_path / "www"))) as address:
+        for attempt in (
+            lambda: rx.rechunk(f"{address}/a.zarr", SERIES, "2MB", tmp_path / "t", progress=False).execute(),
+            lambda: rx.verify(f"{address}/a.zarr", source),
+        ):
+            with pytest.raises(rx.RechunkError, match=r"403.*a.zarr/c/\d+/0/0\?\.\.\.") as caught:
+                attempt()
+            assert all(SECRET not in f"{link!r} {link}" for link in chain(caught.value))
+            assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert not any(SECRET.encode() in path.read_bytes() for path in (tmp_path / "t").rglob("*") if path.is_file())
 
 
 def test_http_is_no_target(web: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -258,3 +259,26 @@ def test_what_zarr_stores_is_what_we_store(tmp_path: Path) -> None:
         buffer = sync(store.get("a/c/0", prototype=default_buffer_prototype()))
         assert buffer is not None
         assert buffer.to_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ESTALE, errno.EIO, errno.ENOSPC])
+def test_what_a_network_disk_fails_to_write_by_the_time_a_file_is_closed_is_no_object(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another try found the file closed, and gave it its name, whatever it held.
+    objects = LocalObjects(tmp_path)
+    writer = objects.create("c/0")
+    writer.append(CONTENT)
+    close = os.close
+
+    def fail(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", fail)
+        with pytest.raises(StorageError, match=f"cannot write .*c/0: .*{os.strerror(number)}") as caught:
+            writer.commit()
+    assert caught.value.permanent == (number == errno.ENOSPC)
+    writer.abort()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

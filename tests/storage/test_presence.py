@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 from collections.abc import Callable
 from math import prod
@@ -257,3 +259,29 @@ def test_an_array_of_no_dimensions(tmp_path: Path) -> None:
     assert Presence(ref).holds(result, (), ())
     (tmp_path / "c").unlink()
     assert not Presence(ref).holds(result, (), ())
+
+
+@pytest.mark.parametrize("number,passes", [(errno.EIO, False), (errno.EACCES, False), (errno.ESTALE, True)])
+@pytest.mark.parametrize("call", ["stat", "open"])
+def test_a_file_that_cannot_be_looked_at_is_not_taken_for_lost(
+    call: str, number: int, passes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = make(tmp_path, SHAPE, (1, 3), "i4", values=position_values(SHAPE, "i4"), shards=(2, 6), compressors=None)
+    file = tmp_path / "c/1/1"
+    result = written(objects=2, stored=sum((tmp_path / "c/1" / number).stat().st_size for number in "01"))
+    whole = getattr(os, call)
+    failed: list[Any] = []
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> Any:
+        if os.fspath(path) == str(file) and not (passes and failed):
+            failed.append(path)
+            raise OSError(number, os.strerror(number))
+        return whole(path, *arguments, **options)
+
+    monkeypatch.setattr(os, call, fail)
+    if passes:
+        assert held(ref, result)
+    else:
+        with pytest.raises(StorageError, match=os.strerror(number)):
+            held(ref, result)
+    assert failed

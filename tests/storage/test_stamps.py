@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import http.server
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rechunk_exec.storage.retry import RetryPolicy, retry_policy
 from rechunk_exec.storage.stamps import Stamp, file_stamp, object_stamps
 from tests.conftest import needed_module
 from tests.faults.stores import BusyError, Faults, FaultyStore
+from tests.webserver import served
 
 MEGABYTE = 1 << 20
 
@@ -123,3 +125,27 @@ def test_a_file_that_cannot_be_looked_at_is_named(tmp_path: Path) -> None:
     assert file_stamp("b", tmp_path / "b").size == -1
     with pytest.raises(StorageError, match=r"cannot look at .*a/b"):
         file_stamp("a/b", tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("status,error", [(503, "it was tried 2 times"), (403, "403"), (404, "")])
+def test_what_a_web_server_refuses_to_tell_of_is_not_absent(status: int, error: str) -> None:
+    # fsspec says of all that fails that there is no such file.
+    needed_module("aiohttp")
+
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        do_HEAD = do_GET  # noqa: N815 - a name that the base class looks for
+
+        def log_message(self, *args: object) -> None:
+            return
+
+    with served(Refusing) as address, retry_policy(RetryPolicy(tries=2, first_wait_s=0.001)):
+        store = FsspecStore.from_url(address)
+        if error:
+            with pytest.raises(StorageError, match=rf"cannot look at c/0 of .*{error}") as caught:
+                object_stamps(store, "c", ["0"])
+            assert caught.value.permanent == (status == 403)
+        else:
+            assert object_stamps(store, "c", ["0"]) == (Stamp(key="0", size=-1, mtime_ns=0),)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage import array_ref, open_array, read_scratch, write_scratch
+from rechunk_exec.storage import array_paths, array_ref, open_array, read_scratch, write_scratch
 from rechunk_exec.storage.chunkcodec import direct_codec
 from tests.storage.arrays import make
 from tests.storage.codecs import V3_COMPRESSORS
@@ -100,3 +102,20 @@ def test_the_memory_of_a_unit(tmp_path: Path) -> None:
     read, write = scratch_of(tmp_path / "Delta", zarr_format=2, filters=[numcodecs.Delta("f4")])
     assert not read.in_place
     assert not write.in_place
+
+
+def test_an_array_that_one_may_not_look_at_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = make(tmp_path / "a", (5,), (2,), "f4")
+    denied = tmp_path / "a"
+    look = os.stat
+
+    def deny(path: Any, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(path, int) and str(path).startswith(str(denied)):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", deny)
+    for attempt in (lambda: open_array(ref, read_only=True), lambda: array_paths(ref)):
+        with pytest.raises(StorageError, match="Permission denied") as caught:
+            attempt()
+        assert caught.value.permanent

@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.storage import MemoryStore
+from zarr.abc.store import ByteRequest
+from zarr.codecs import BloscCodec
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import MemoryStore, WrapperStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.executors import ThreadsExecutor
+from rechunk_exec.storage.objects import objects_of, put_object
+from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
 from rechunk_exec.verification import VerifyOptions, VerifyReport, verify_arrays
 from tests.storage.arrays import Place, Shape, make
@@ -173,3 +178,62 @@ def test_a_chunk_longer_than_the_axis(tmp_path: Path) -> None:
     target = make(tmp_path / "b", SHAPE, (4, 30), "f4", values=VALUES)
     assert compare(source, target, 2).boxes == 3
     assert compare(source, target, 2).ok
+
+
+class Vanishing(WrapperStore[Any]):
+    """A store of which all is gone once a certain chunk was read, as of a share that is unmounted."""
+
+    _supports_sync_io = False
+
+    def __init__(self, store: Any, last: list[str] | None = None) -> None:
+        super().__init__(store)
+        self.last = [] if last is None else last
+        """The chunk, and then "gone"."""
+
+    def _with_store(self, store: Any) -> Vanishing:
+        return Vanishing(store, self.last)
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        answer = None if "gone" in self.last else await super().get(key, prototype, byte_range)
+        if key in self.last:
+            self.last.append("gone")
+        return answer
+
+
+@pytest.mark.parametrize("gone", ["both", "target"])
+def test_what_is_removed_while_it_is_compared_is_no_fill_value(gone: str) -> None:
+    # Both gave fill value from then on, which is the same.
+    store = Vanishing(MemoryStore({}))
+    values = VALUES.copy()
+    values[3:] = 0
+    source = source_of(store if gone == "both" else MemoryStore({}), values)
+    target = target_of(store, values)
+    store.last.append("source/c/0/0" if gone == "both" else "target/c/0/3")
+    if gone == "both":
+        with pytest.raises(StorageError, match="gone while it was read"):
+            compare(source, target, 1)
+        return
+    report = compare(source, target, 1)
+    assert not report.ok
+    assert "gone while it was read" in str(report)
+    assert boxes_of(report)[-1] == ((8, 6), (9, 7))
+
+
+@pytest.mark.parametrize("kept", [0, 10])
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_torn_frame_of_blosc_is_found_also_where_it_is_asked_how_to_read_others(
+    memory: bool, kept: int, tmp_path: Path
+) -> None:
+    # It was an error, and nothing was compared.
+    place: Place = MemoryStore({}) if memory else tmp_path
+    source, target = source_of(place), target_of(place, compressors=BloscCodec(cname="lz4"))
+    objects = objects_of(open_store(target, read_only=False), target.path)
+    for key in ("c/0/0", "c/4/3"):
+        whole = objects.read(key)
+        assert whole is not None
+        put_object(objects, key, bytes(whole[:kept]))
+    report = compare(source, target, 1)
+    assert boxes_of(report) == [((0, 0), (2, 2)), ((8, 6), (9, 7))]
+    assert "c/0/0" in report.differing[0].reason
+    with pytest.raises(StorageError, match=r"c/\d/\d"):
+        compare(target, source, 1)
