@@ -341,8 +341,9 @@ def test_too_little_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"seconds": 0}, rx.PlanError, "seconds must be positive; got 0"),
-        ({"seconds": float("nan")}, rx.PlanError, "seconds must be positive; got nan"),
+        ({"seconds": 0}, rx.PlanError, "seconds must be positive and finite; got 0"),
+        ({"seconds": float("nan")}, rx.PlanError, "seconds must be positive and finite; got nan"),
+        ({"seconds": float("inf")}, rx.PlanError, "seconds must be positive and finite; got inf"),
         ({"cores": 0}, ValueError, "cores must be at least 1; got 0"),
         ({"max_mem": "auto"}, rx.PlanError, "max_mem must be a number of bytes; got 'auto'"),
         ({"target_chunks": (1, 0, 1)}, rx.PlanError, "0"),
