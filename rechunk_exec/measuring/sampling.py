@@ -29,6 +29,8 @@ _LEAST_FRESH_BYTES, _MOST_FRESH_BYTES = 4 * 2**20, 2**28
 """Of a region, how much is touched to see how fast memory comes; less comes in no time."""
 _MOST_FILES = 4096
 """Files of a region that the system is asked to forget."""
+_MOST_PIECES = 4096
+"""Of an intermediate, about how many are moved: tiny ones take a file each, and the time that these take."""
 _FROM_DISK = 0.1
 """Of the samples, what the page cache may hold while they are said to come from the disk."""
 _SHARES = {"operations": 0.05, "reading": 0.03, "filling": 0.02, "writing": 0.03, "raw": 0.06}
@@ -179,7 +181,8 @@ class Probe:
         """Write a part of a sample as ``stage`` writes its intermediate, and read it again as ``after`` does."""
         chunk = clip(stage.chunk if after else stage.write_unit, sample.elements.shape)
         whole = Box((0,) * len(chunk), sample.elements.shape)
-        box = self._cut(whole, chunk, self._raw_bytes)
+        piece_bytes = math.prod(chunk) * self.subject.stored.dtype.itemsize
+        box = self._cut(whole, chunk, min(self._raw_bytes, _MOST_PIECES * piece_bytes))
         sharded = after is not None and stage.write_unit != stage.chunk
         stored = replace(self.subject.stored, shape=box.shape)
         unit = tuple(-(-size // piece) * piece for size, piece in zip(box.shape, chunk, strict=True))

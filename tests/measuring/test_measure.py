@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import tempfile
@@ -230,6 +231,14 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, storage.Design]]
 
     monkeypatch.setattr(ProbePlace, "create", noting)
     return made
+
+
+def test_of_an_intermediate_of_tiny_pieces_some_are_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_array(tmp_path / "source.zarr", (150, 150), (150, 150))
+    made = created(monkeypatch)
+    measure(source, MemoryStore(), target_chunks=(1, 1))
+    (pieces,) = (math.prod(design.like.shape) for ref, design in made if ref.path.endswith("temp-1"))
+    assert 1000 < pieces <= 4096
 
 
 # Where it writes.
