@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 import sys
@@ -18,7 +19,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 import rechunk_exec as rx
 from rechunk_exec import storage
-from rechunk_exec.measuring import tiny
+from rechunk_exec.measuring import sampling, tiny
 from rechunk_exec.measuring.moving import Mover
 from rechunk_exec.measuring.place import ProbePlace
 from tests.conftest import needed_module
@@ -239,6 +240,19 @@ def test_of_an_intermediate_of_tiny_pieces_some_are_moved(tmp_path: Path, monkey
     measure(source, MemoryStore(), target_chunks=(1, 1))
     (pieces,) = (math.prod(design.like.shape) for ref, design in made if ref.path.endswith("temp-1"))
     assert 1000 < pieces <= 4096
+
+
+def test_a_write_unit_is_completed_before_its_first_planes_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_array(tmp_path / "source.zarr", (100, 20, 20), (1, 20, 20))
+    shares: list[float] = []
+    ticks = itertools.count()
+    monkeypatch.setattr(Mover, "clock", staticmethod(lambda: next(ticks) / 1000))
+    monkeypatch.setattr(sampling, "repeat_first", lambda share, region: shares.append(share))
+    measure(source, tmp_path / "target.zarr", target_chunks=(100, 10, 10), seconds=1.0, cores=1)
+    assert shares
+    assert set(shares) == {1.0}, "reading all planes takes 0.1 s"
 
 
 # Where it writes.
