@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 from rechunk_exec.candidates import StagedAxis, least_staged_axis
 from rechunk_exec.errors import BudgetError
@@ -39,6 +40,15 @@ def least_stages(request: PlanRequest) -> Stages:
     if stages is None:
         raise _refusal(request, needed * request.tasks_per_worker, forbidden=False)
     return stages
+
+
+def least_needs(request: PlanRequest) -> int:
+    """The least ``max_mem`` with which any plan fits, whatever its objects."""
+    try:
+        least_stages(replace(request, max_mem=1))
+    except BudgetError as refused:
+        return refused.needed_bytes
+    return 1
 
 
 def direct_needs(request: PlanRequest) -> int:

@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 
 from rechunk_exec.errors import BudgetError, PlanError
-from rechunk_exec.least import direct_needs
+from rechunk_exec.least import direct_needs, least_needs
 from rechunk_exec.request import PlanRequest
 from rechunk_exec.search import Axes, keeps_limits, rows_with, smallest_object, stages_of
 from rechunk_exec.weighing import Stages, Way
@@ -118,7 +118,13 @@ def needed_bytes(request: PlanRequest, kept: Callable[[PlanRequest], bool]) -> i
     kept : callable
         Whether a request's limits are kept by a plan within its ``max_mem``.
     """
-    low, high = 0, direct_needs(request)
+    low, high = least_needs(request), direct_needs(request)
+    # Nearly always it is one of these two, and a search takes its time for each budget that is tried.
+    if not kept(replace(request, max_mem=high - 1)):
+        return high
+    if kept(replace(request, max_mem=low)):
+        return low
+    high -= 1
     while high - low > 1:
         middle = (low + high) // 2
         if kept(replace(request, max_mem=middle)):

@@ -20,6 +20,8 @@ _UNITS = (
     | {f"{p}ib": 1024 ** (i + 1) for i, p in enumerate(_PREFIXES)}
 )
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+]?[0-9]{1,2})?|\.[0-9]+)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_LIMIT = 1 << 63
+"""Documents hold integers below this, and no machine has as many bytes."""
 _REMEDY = "give an integer of bytes or a string such as '8GB' (10**9 based) or '8GiB' (2**30 based)"
 
 
@@ -39,12 +41,12 @@ def parse_bytes(size: str | SupportsIndex | float, *, name: str = "max_mem", at_
     Returns
     -------
     int
-        At least ``at_least``.
+        At least ``at_least``, and below 2**63.
 
     Raises
     ------
     PlanError
-        If it is none of these, or smaller.
+        If it is none of these, smaller, or larger.
 
     Examples
     --------
@@ -55,6 +57,8 @@ def parse_bytes(size: str | SupportsIndex | float, *, name: str = "max_mem", at_
     if amount < at_least:
         least = "one byte" if at_least == 1 else f"{at_least} bytes"
         raise PlanError(f"{name} must be at least {least}; got {size!r}; {_REMEDY}")
+    if amount >= _LIMIT:
+        raise PlanError(f"{name} must be less than 2**63 bytes; got {Decimal(amount):.3g} bytes; {_REMEDY}")
     return amount
 
 

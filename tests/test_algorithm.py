@@ -13,6 +13,8 @@ from rechunk_exec.choosing import holds_all
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
 from rechunk_exec.grid import clip
+from rechunk_exec.least import direct_needs, least_needs
+from rechunk_exec.limits import needed_bytes
 from rechunk_exec.memory import WriteScratch
 from rechunk_exec.plans import Plan
 from rechunk_exec.request import MOST_CHUNK_BYTES, PlanRequest, SourceLayout, TargetLayout
@@ -657,6 +659,20 @@ def test_what_a_refusal_names_is_enough_and_no_less_is(long: bool) -> None:
                 with pytest.raises(PlanError):
                     plan(replace(request, **{name: nearer}))  # type: ignore[arg-type]
     assert refusals > (10 if long else 4)
+
+
+@pytest.mark.parametrize("enough, most", [(88, 2), (89, 7), (107, 7), (108, 1)])
+def test_what_a_refusal_names_is_found_in_few_searches(enough: int, most: int) -> None:
+    request = transposing(random.Random(3), 12, 2)
+    assert (least_needs(request), direct_needs(request)) == (88, 108)
+    tried: list[int] = []
+
+    def kept(other: PlanRequest) -> bool:
+        tried.append(other.max_mem)
+        return other.max_mem >= enough
+
+    assert needed_bytes(request, kept) == enough
+    assert len(tried) <= most
 
 
 @pytest.mark.parametrize("name", ["max_objects", "min_object_bytes", "max_temp_bytes"])

@@ -54,7 +54,15 @@ def test_what_is_no_size_is_refused_with_the_rule_the_value_and_the_remedy(wrong
     assert "'8GB'" in message
 
 
-@given(st.integers(1, 10**20))
+def test_more_bytes_than_documents_can_hold_are_refused() -> None:
+    many: list[Any] = [2**63, "8e99GB", 1e300, 10**5000, "9" * 5000]
+    for size in many:
+        with pytest.raises(PlanError, match=r"max_mem must be less than 2\*\*63 bytes"):
+            parse_bytes(size)
+    assert parse_bytes(2**63 - 1) == 2**63 - 1
+
+
+@given(st.integers(1, 9 * 10**18))
 def test_formatted_sizes_read_back_to_three_figures(size: int) -> None:
     text = format_bytes(size)
     assert abs(Decimal(parse_bytes(text)) / size - 1) <= Decimal("0.0051")

@@ -7,6 +7,7 @@ of its bytes, so that the model gives back the seconds that were measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -84,7 +85,7 @@ def measure(  # noqa: PLR0913 - what rechunk takes, and how to measure
     Raises
     ------
     PlanError
-        If the target cannot be as wanted, or ``seconds`` is not positive.
+        If the target cannot be as wanted, or ``seconds`` is not positive and finite.
     BudgetError
         If one task needs more than ``max_mem``.
     StorageError
@@ -99,8 +100,8 @@ def measure(  # noqa: PLR0913 - what rechunk takes, and how to measure
     >>> model.name, model.decode_bps > 0, CostModel.from_json(model.to_json()) == model
     ('measured', True, True)
     """
-    if not seconds > 0:
-        raise PlanError(f"seconds must be positive; got {seconds!r}")
+    if not 0 < seconds < math.inf:
+        raise PlanError(f"seconds must be positive and finite; got {seconds!r}")
     subject = subject_of(
         Wishes(
             source=source,

@@ -5,6 +5,7 @@ What runs is what a task runs: the same readers and writers, threads, and memory
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -156,14 +157,15 @@ class Mover:
 
 
 def spread(count: int) -> Iterable[int]:
-    """Numbers below ``count``, any first few of them spread over all; each once where there are not very many.
+    """Numbers below ``count``, each once, any first few of them spread over all.
 
     >>> list(spread(6))
     [1, 3, 0, 5, 2, 4]
     """
     if count <= _SORTED:
         return sorted(range(count), key=lambda number: (number * GOLDEN + 0.5) % 1)
-    return (int(turn * GOLDEN % 1 * count) for turn in range(1, count + 1))
+    step = next(size for size in range(int(count * GOLDEN), count) if math.gcd(size, count) == 1)
+    return (turn * step % count for turn in range(1, count + 1))
 
 
 def repeat_first(share: float, region: Region) -> None:

@@ -29,10 +29,14 @@ _LEAST_FRESH_BYTES, _MOST_FRESH_BYTES = 4 * 2**20, 2**28
 """Of a region, how much is touched to see how fast memory comes; less comes in no time."""
 _MOST_FILES = 4096
 """Files of a region that the system is asked to forget."""
+_MOST_PIECES = 4096
+"""Of an intermediate, about how many are moved: tiny ones take a file each, and the time that these take."""
 _FROM_DISK = 0.1
 """Of the samples, what the page cache may hold while they are said to come from the disk."""
-_SHARES = {"operations": 0.05, "reading": 0.03, "filling": 0.02, "writing": 0.03, "raw": 0.06}
-"""Of the probe's seconds, for each sample of that kind."""
+_SHARES = {"operations": 0.05, "reading": 0.03, "filling": 0.02, "completing": 0.15, "writing": 0.03, "raw": 0.06}
+"""Of the probe's seconds, for each sample of that kind. As much is to be written as is filled with the source's values
+in the time for *filling*; a write unit that takes longer is completed, in the time for that: planes that are repeated
+compress several times as fast."""
 _SAMPLED = 0.7
 """Of the probe's seconds, for all samples of reading and writing."""
 
@@ -152,7 +156,7 @@ class Probe:
             # What is not read in time has values from elsewhere, best of the same place, which compress about as well.
             # Many places in part are better than few whole: a sea is not like the land.
             fill_from(sample.elements, region)
-            repeat_first(mover.read(reader, region, self.seconds * _SHARES["filling"], Phase()), region)
+            repeat_first(mover.read(reader, region, self.seconds * _SHARES["completing"], Phase()), region)
             yield region
 
     def _move_raw(self, mover: Mover, temp: ProbePlace, sample: Region) -> None:
@@ -179,7 +183,8 @@ class Probe:
         """Write a part of a sample as ``stage`` writes its intermediate, and read it again as ``after`` does."""
         chunk = clip(stage.chunk if after else stage.write_unit, sample.elements.shape)
         whole = Box((0,) * len(chunk), sample.elements.shape)
-        box = self._cut(whole, chunk, self._raw_bytes)
+        piece_bytes = math.prod(chunk) * self.subject.stored.dtype.itemsize
+        box = self._cut(whole, chunk, min(self._raw_bytes, _MOST_PIECES * piece_bytes))
         sharded = after is not None and stage.write_unit != stage.chunk
         stored = replace(self.subject.stored, shape=box.shape)
         unit = tuple(-(-size // piece) * piece for size, piece in zip(box.shape, chunk, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import shutil
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 import rechunk_exec as rx
 from rechunk_exec import storage
-from rechunk_exec.measuring import tiny
+from rechunk_exec.measuring import sampling, tiny
 from rechunk_exec.measuring.moving import Mover
 from rechunk_exec.measuring.place import ProbePlace
 from tests.conftest import needed_module
@@ -232,6 +234,27 @@ def created(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, storage.Design]]
     return made
 
 
+def test_of_an_intermediate_of_tiny_pieces_some_are_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_array(tmp_path / "source.zarr", (150, 150), (150, 150))
+    made = created(monkeypatch)
+    measure(source, MemoryStore(), target_chunks=(1, 1))
+    (pieces,) = (math.prod(design.like.shape) for ref, design in made if ref.path.endswith("temp-1"))
+    assert 1000 < pieces <= 4096
+
+
+def test_a_write_unit_is_completed_before_its_first_planes_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_array(tmp_path / "source.zarr", (100, 20, 20), (1, 20, 20))
+    shares: list[float] = []
+    ticks = itertools.count()
+    monkeypatch.setattr(Mover, "clock", staticmethod(lambda: next(ticks) / 1000))
+    monkeypatch.setattr(sampling, "repeat_first", lambda share, region: shares.append(share))
+    measure(source, tmp_path / "target.zarr", target_chunks=(100, 10, 10), seconds=1.0, cores=1)
+    assert shares
+    assert set(shares) == {1.0}, "reading all planes takes 0.1 s"
+
+
 # Where it writes.
 
 
@@ -341,8 +364,9 @@ def test_too_little_memory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"seconds": 0}, rx.PlanError, "seconds must be positive; got 0"),
-        ({"seconds": float("nan")}, rx.PlanError, "seconds must be positive; got nan"),
+        ({"seconds": 0}, rx.PlanError, "seconds must be positive and finite; got 0"),
+        ({"seconds": float("nan")}, rx.PlanError, "seconds must be positive and finite; got nan"),
+        ({"seconds": float("inf")}, rx.PlanError, "seconds must be positive and finite; got inf"),
         ({"cores": 0}, ValueError, "cores must be at least 1; got 0"),
         ({"max_mem": "auto"}, rx.PlanError, "max_mem must be a number of bytes; got 'auto'"),
         ({"target_chunks": (1, 0, 1)}, rx.PlanError, "0"),

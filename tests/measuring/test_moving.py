@@ -42,6 +42,11 @@ def test_samples_are_each_once_and_spread(count: int, few: int) -> None:
         assert gaps.max() <= 3 * count / len(first) + 1
 
 
+@pytest.mark.parametrize("count", [4096, 4097, 5000, 10_000, 65_536])
+def test_samples_of_many_are_each_once(count: int) -> None:
+    assert sorted(spread(count)) == list(range(count))
+
+
 def test_samples_of_very_many() -> None:
     numbers = [number for number, _ in zip(spread(10**12), range(50), strict=False)]
     assert len(set(numbers)) == 50
