@@ -86,10 +86,10 @@ def test_memory_that_is_no_size(tmp_path: Path, source: ZarrArray, max_mem: Any)
 
 
 @pytest.mark.parametrize(
-    "max_mem", [10**6, "1MB", "1e6", "0.001 GB", " 1 mb ", np.int64(10**6), np.float64(1e6), 10**40]
+    "max_mem", [10**6, "1MB", "1e6", "0.001 GB", " 1 mb ", np.int64(10**6), np.float64(1e6), 2**63 - 1]
 )
 def test_memory_that_is_a_size(tmp_path: Path, source: ZarrArray, max_mem: Any) -> None:
-    assert rx.rechunk(source, (8, 2, 2), max_mem, tmp_path / "target").plan.max_mem in {10**6, 10**40}
+    assert rx.rechunk(source, (8, 2, 2), max_mem, tmp_path / "target").plan.max_mem in {10**6, 2**63 - 1}
 
 
 @pytest.mark.parametrize("target_bytes", [0, -1, "many", 1.5, True, [1]])
