@@ -12,6 +12,7 @@ from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
 from rechunk_exec.memory import WriteScratch
 from rechunk_exec.planning import plan_rechunk
+from rechunk_exec.plans import Plan
 from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
 
 DATA = Path(__file__).parent / "data"
@@ -118,6 +119,8 @@ def test_a_finer_read_unit_is_what_is_counted() -> None:
         ({"read_unit": (1, 0)}, "read_unit"),
         ({"cost_model": "tape"}, "cost_model"),
         ({"tasks_per_worker": 0}, "tasks_per_worker"),
+        ({"tasks_per_worker": 4097}, "tasks_per_worker must be at most 4096; got 4097"),
+        ({"tasks_per_worker": 10**30}, "tasks_per_worker"),
     ],
 )
 def test_wrong_arguments_are_named(changes: dict[str, Any], word: str) -> None:
@@ -131,3 +134,9 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], word: str) -> None:
     assert plan_rechunk(**arguments).traffic == 2.0
     with pytest.raises(PlanError, match=word):
         plan_rechunk(**arguments | changes)
+
+
+def test_alternatives_whose_figures_no_document_holds_are_left_out() -> None:
+    plan = plan_rechunk((2**31, 2**31), 1, (1, 2**31), (2**30, 1), "64GB", tasks_per_worker=8)
+    assert {one.stages for one in plan.alternatives} == {1, 2}, "two intermediates hold 2**63 bytes"
+    assert Plan.from_json(plan.to_json()) == plan
