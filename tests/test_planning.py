@@ -1,8 +1,8 @@
+import itertools
 import json
 import math
 import tracemalloc
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from rechunk_exec.algorithm import plan
 from rechunk_exec.candidates import per_count
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
-from rechunk_exec.memory import WriteScratch
+from rechunk_exec.least import direct_needs
+from rechunk_exec.memory import ReadScratch, StageMemory, WriteScratch
 from rechunk_exec.planning import plan_rechunk
 from rechunk_exec.plans import Plan
 from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
@@ -188,4 +189,36 @@ def test_sizes_of_regions_of_long_axes_are_some_thousand_and_evenly_spread(n: in
     assert sizes[:50] == [step * count for count in range(1, 51)]
     assert sizes[-1] == n
     assert -(-n // sizes[-50]) == 50
-    assert max(after / before for before, after in pairwise(sizes[100:-100])) < 1.03
+    assert max(after / before for before, after in itertools.pairwise(sizes[100:-100])) < 1.03
+
+
+def test_axes_whose_units_fit_each_other_do_not_multiply_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    task_bytes = StageMemory.task_bytes
+
+    def seen(memory: StageMemory, region: tuple[int, ...], threads: int) -> int:
+        asked.append(region)
+        return task_bytes(memory, region, threads)
+
+    monkeypatch.setattr(StageMemory, "task_bytes", seen)
+    plan = plan_rechunk((4,) * 12 + (389, 698, 918), 4, (1,) * 13 + (698, 918), (1,) * 12 + (389, 56, 56), "100MB")
+    assert plan.peak_bytes <= plan.max_mem
+    assert len(asked) < 1000
+
+
+def test_the_least_region_is_the_least_of_all_regions() -> None:
+    draws = np.random.default_rng(17)
+    for _ in range(300):
+        shape = tuple(draws.integers(1, 9, draws.integers(1, 4)).tolist())
+        unit, write = (tuple(int(draws.integers(1, n + 1)) for n in shape) for _ in range(2))
+        request = PlanRequest(
+            shape=shape,
+            itemsize=4,
+            source=SourceLayout(chunk=unit, scratch=ReadScratch(in_place=bool(draws.integers(2)))),
+            target=TargetLayout(chunk=write, scratch=WriteScratch(in_place=bool(draws.integers(2)))),
+            max_mem=10**9,
+            cost=CostModel.local(),
+        )
+        sizes = [{*range(b, n, b), n} for n, b in zip(shape, write, strict=True)]
+        least = min(request.memory().task_bytes(region, 1) for region in itertools.product(*sizes))
+        assert direct_needs(request) == least
