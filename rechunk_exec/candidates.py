@@ -29,6 +29,10 @@ from rechunk_exec.memory import BoolArray, FloatArray, IntArray
 
 _ENUMERATED = 2048
 """Up to so many write units along an axis, every region size is considered; above, those of :func:`per_count`."""
+_COUNTED = 2048
+"""Up to so many multiples, and so many numbers of regions, :func:`per_count` takes all; above, so many of each."""
+_PARTS = 65
+"""Below so many equal parts of a read unit are considered, where not all sizes are."""
 _UNEVEN = 64
 """Region sizes of an axis up to which all are weighed where tasks run side by side."""
 _PAIRS = 2000
@@ -41,24 +45,39 @@ _MULTIPLES = 40
 """Common multiples of a region and a unit considered."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def per_count(n: int, step: int) -> IntArray:
     """The smallest multiple of ``step`` for each number of regions that multiples of it can cut ``n`` elements into.
 
-    There are about ``2 * sqrt(n / step)``, sorted, none longer than ``n``; not to be written to: they are kept.
+    There are about ``2 * sqrt(n / step)``, sorted, none longer than ``n``; not to be written to: they are kept. Of more
+    than some thousand those that are about evenly spread on a logarithmic scale.
 
     >>> per_count(100, 10).tolist()
     [10, 20, 30, 40, 50, 100]
     """
+    step = min(step, n)
     units = ceil_div(n, step)
     root = math.isqrt(units)
-    counts = np.arange(1, root + 2, dtype=np.int64)
+    counts = np.arange(1, root + 2, dtype=np.int64) if root <= _COUNTED else _spaced(root + 1, _COUNTED)
     steps = np.unique(np.concatenate([counts, -(-units // counts)]))
     # of several multiples with the same number of regions the smallest
     steps = -(-units // -(-units // steps))
-    sizes = np.unique(np.minimum(steps * step, n))
+    sizes = np.unique(_multiples(steps, step, n))
     sizes.flags.writeable = False
     return sizes
+
+
+def _multiples(counts: IntArray, step: int, n: int) -> IntArray:
+    """``counts`` times ``step``, as far as that is no more than ``n``, else ``n``: the product may pass 2**63."""
+    whole = n // step
+    return np.where(counts > whole, n, np.minimum(counts, whole) * step)
+
+
+def _spaced(last: int, most: int) -> IntArray:
+    """At most ``most`` whole numbers from 1 to ``last``, evenly on a logarithmic scale."""
+    spaced = np.geomspace(1, last, most).astype(np.int64)
+    spaced[-1] = last
+    return np.unique(spaced)
 
 
 def region_sizes(n: int, read_unit: int, write_unit: int) -> IntArray:
@@ -71,8 +90,11 @@ def region_sizes(n: int, read_unit: int, write_unit: int) -> IntArray:
         sizes = np.arange(1, ceil_div(n, write_unit) + 1, dtype=np.int64) * write_unit
     else:
         on_both_grids = per_count(n, math.lcm(read_unit, write_unit))
-        above_read_units = -(-per_count(n, read_unit) // write_unit) * write_unit
+        above_read_units = _multiples(-(-per_count(n, read_unit) // write_unit), write_unit, n)
         sizes = np.concatenate([per_count(n, write_unit), on_both_grids, above_read_units])
+        if ceil_div(n, write_unit) > _COUNTED**2:  # those left out of so many may cut read units evenly
+            parts = -(-read_unit // np.arange(1, _PARTS, dtype=np.int64))
+            sizes = np.append(sizes, _multiples(-(-parts // write_unit), write_unit, n))
     return np.unique(np.minimum(np.append(sizes, n), n))
 
 

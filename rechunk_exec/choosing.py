@@ -84,7 +84,7 @@ def _alternatives(request: PlanRequest, weighed: dict[Way, Stages], winner: Way)
             got = bytes_text(request.max_mem)
             why = f"not possible: needs max_mem of at least {needed}, got {got}"
             alternatives.append(Alternative.of("one stage, all read once", (once,), chosen=False, why=why))
-    return tuple(alternatives)
+    return tuple(one for one in alternatives if one.is_countable)
 
 
 def _why(request: PlanRequest, weighed: dict[Way, Stages], winner: Way) -> str:

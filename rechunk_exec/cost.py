@@ -1,4 +1,4 @@
-"""Seconds of a stage. Layer: the planner; imports only errors and wire.
+"""Seconds of a stage. Layer: the planner; imports NumPy, errors and wire.
 
 A stage takes as long as its bytes at the rates of its two ends, plus its operations at their latency, as many at once
 as the store takes:
@@ -25,7 +25,13 @@ Example: 8 GB copied in one stage on two cores, everything read once, 3000 opera
 
 from __future__ import annotations
 
+import math
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import SupportsFloat, SupportsIndex
+
+import numpy as np
 
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
@@ -38,6 +44,19 @@ LZ4_DECODE_S = 0.15e-9
 """The same to decode it again."""
 _WORTH_COMPRESSING = 1.1
 """How much sooner it must be: how small LZ4 makes data is not known before."""
+
+
+_COUNTS = ("in_flight", "cores", "tasks_at_once", "helpful_in_flight")
+_RATES = ("decode_bps", "encode_bps", "raw_read_bps", "raw_write_bps", "temp_bps", "fresh_bps")
+_LATENCIES = ("operation_s", "stage_s", "deeper_s", "worker_start_s")
+_MAY_BE_NONE = ("helpful_in_flight", "temp_bps", "fresh_bps")
+_FIGURES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (_COUNTS, lambda count: count > 0, "a whole number of at least 1"),
+    (_RATES, lambda rate: rate > 0, "positive and finite"),
+    (_LATENCIES, lambda latency: latency >= 0, "finite and not negative"),
+    (("temp_ratio",), lambda ratio: ratio >= 1, "finite and at least 1"),
+)
+"""Fields of a model, what they may be, and that in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +88,8 @@ class CostModel:
     Raises
     ------
     PlanError
-        If a rate, a count or a latency is not positive (a latency may be 0).
+        If a rate, a count or a latency is no finite number, a count not whole, or one is not positive (a latency may be
+        0). NumPy's numbers are taken too.
     """
 
     decode_bps: float
@@ -116,22 +136,17 @@ class CostModel:
     """How these figures were measured, for people."""
 
     def __post_init__(self) -> None:
-        rates = ("decode_bps", "encode_bps", "raw_read_bps", "raw_write_bps")
-        for name in (*rates, "in_flight", "cores", "tasks_at_once"):
-            if not getattr(self, name) > 0:
-                raise PlanError(f"CostModel.{name} must be positive; got {getattr(self, name)!r}")
-        if not (self.temp_bps is None or self.temp_bps > 0) or not self.temp_ratio >= 1:
-            raise PlanError(
-                f"CostModel.temp_bps must be positive or None, and temp_ratio at least 1; got {self.temp_bps!r} and "
-                f"{self.temp_ratio!r}"
-            )
-        if self.helpful_in_flight is not None and self.helpful_in_flight < 1:
-            raise PlanError(f"CostModel.helpful_in_flight must be positive or None; got {self.helpful_in_flight!r}")
-        if not (self.fresh_bps is None or self.fresh_bps > 0):
-            raise PlanError(f"CostModel.fresh_bps must be positive or None; got {self.fresh_bps!r}")
-        for name in ("operation_s", "stage_s", "deeper_s", "worker_start_s"):
-            if not getattr(self, name) >= 0:
-                raise PlanError(f"CostModel.{name} must not be negative; got {getattr(self, name)!r}")
+        for names, accepted, rule in _FIGURES:
+            for name in names:
+                figure = getattr(self, name)
+                if figure is None and name in _MAY_BE_NONE:
+                    continue
+                # NumPy's numbers become Python's: documents hold these
+                number = _number(figure, whole=names is _COUNTS)
+                if number is None or not accepted(number):
+                    none = " or None" if name in _MAY_BE_NONE else ""
+                    raise PlanError(f"CostModel.{name} must be {rule}{none}; got {figure!r}")
+                object.__setattr__(self, name, number)
 
     @classmethod
     def local(cls) -> CostModel:
@@ -248,6 +263,19 @@ class CostModel:
     def start_s(self) -> float:
         """Seconds that each stage takes before its first task."""
         return self.stage_s if self.tasks_at_once > 1 else 0.0
+
+
+def _number(figure: object, *, whole: bool) -> float | None:
+    """A figure as a number of Python, or None if it is none that is finite, and whole if it has to be."""
+    if isinstance(figure, (bool, np.bool_)):
+        return None
+    if whole:
+        return operator.index(figure) if isinstance(figure, SupportsIndex) else None
+    try:
+        number = float(figure) if isinstance(figure, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 PRESETS = {"local": CostModel.local, "object": CostModel.object}

@@ -66,8 +66,11 @@ def _least_direct(request: PlanRequest) -> tuple[tuple[int, ...], int]:
 def _small_regions(request: PlanRequest) -> list[tuple[int, ...]]:
     """Regions among which one holds least: single write units, or just large enough to be decoded into."""
     sizes = []
-    for n, a, b in zip(request.shape, request.read_unit, request.write_unit, strict=True):
-        sizes.append(sorted({min(n, size) for size in (b, -(-a // b) * b, math.lcm(a, b), n)}))
+    restart = request.restart or (0,) * len(request.shape)
+    for n, a, b, chunk in zip(request.shape, request.read_unit, request.write_unit, restart, strict=True):
+        # a write unit of whole read units is large enough, and more is only more to hold
+        larger = () if b % a == 0 and not chunk else (-(-a // b) * b, math.lcm(a, b), n)
+        sizes.append(sorted({min(n, size) for size in (b, *larger)}))
     if math.prod(map(len, sizes)) > _MOST_LEAST:
         sizes = [sorted({few[0], few[-1]}) for few in sizes][:14] + [few[:1] for few in sizes[14:]]
     return list(itertools.product(*sizes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from rechunk_exec import wire
 from rechunk_exec.errors import PlanError
@@ -37,6 +37,11 @@ class Alternative:
     temp_bytes: int
     tasks: int
     predicted_s: float
+
+    @property
+    def is_countable(self) -> bool:
+        """Whether its figures are such as documents hold: of arrays near 2**63 bytes some are not."""
+        return all(wire.holds(figure) for figure in astuple(self) if not isinstance(figure, str))
 
     @classmethod
     def of(cls, name: str, stages: Sequence[StagePlan], *, chosen: bool, why: str) -> Alternative:

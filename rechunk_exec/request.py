@@ -12,6 +12,7 @@ from rechunk_exec.errors import PlanError
 from rechunk_exec.grid import boxes_touched, ceil_div, clip
 from rechunk_exec.memory import RAW_READ, RAW_WRITE, ReadScratch, StageMemory, WriteScratch
 from rechunk_exec.sizes import parse_bytes
+from rechunk_exec.stageplan import MOST_THREADS
 
 Size: TypeAlias = int | str
 """Bytes, as a number or such as ``"8MB"``."""
@@ -115,8 +116,8 @@ class PlanRequest(Limits):
     Raises
     ------
     PlanError
-        If sizes are missing or not positive, a shard is not a whole number of chunks, or a target chunk could not be
-        encoded in one call.
+        If sizes are missing or not positive, threads or tasks at once are more than any machine runs, a shard is not a
+        whole number of chunks, or a target chunk could not be encoded in one call.
     """
 
     shape: tuple[int, ...]
@@ -147,6 +148,9 @@ class PlanRequest(Limits):
         for name in ("itemsize", "max_mem", "tasks_per_worker", "threads"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} must be at least 1; got {getattr(self, name)}")
+        for name in ("tasks_per_worker", "threads"):
+            if getattr(self, name) > MOST_THREADS:
+                raise PlanError(f"{name} must be at most {MOST_THREADS}; got {getattr(self, name)}")
         Limits.__post_init__(self)
         if any(n < 0 for n in self.shape):
             raise PlanError(f"shape must not be negative; got {self.shape}")

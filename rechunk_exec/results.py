@@ -22,7 +22,8 @@ class TaskResult:
     seconds: float
     """Wall-clock seconds from the task's start to its end."""
     bytes_read: int
-    """Decoded bytes: of every read unit touched, absent ones too. Divided by the region's bytes: read amplification."""
+    """Decoded bytes: of every read unit touched, absent ones too, and ``bytes_beyond_plan``. Divided by the region's
+    bytes: read amplification."""
     bytes_written: int
     """Bytes of the region, before encoding."""
     stored_bytes_read: int
@@ -47,6 +48,9 @@ class TaskResult:
     not asked for it."""
     unexpected_chunks: int = 0
     """Chunks of which more had to be decoded than the plan counted on: whole ones, or blocks larger than planned."""
+    bytes_beyond_plan: int = 0
+    """Decoded bytes that the plan did not count: of chunks that are unexpected, and of Blosc's blocks that reach beyond
+    the bands they were decoded for."""
     attempts: int = 1
     """How many times the task was started until it succeeded, as far as the executor knows."""
     changes: bytes | None = field(default=None, repr=False, compare=False, metadata=NO_DOCUMENT)
@@ -66,7 +70,7 @@ class TaskResult:
 
 _ALIKE = (
     *("bytes_read", "bytes_written", "stored_bytes_read", "stored_bytes_written", "predicted_bytes", "peak_bytes"),
-    *("reader", "writer"),
+    *("bytes_beyond_plan", "reader", "writer"),
 )
 
 
@@ -134,6 +138,11 @@ class CopyReport:
         return sum(result.bytes_read for result in self.results)
 
     @property
+    def bytes_beyond_plan(self) -> int:
+        """Those of the decoded bytes that the plan did not count, over all tasks."""
+        return sum(result.bytes_beyond_plan for result in self.results)
+
+    @property
     def bytes_written(self) -> int:
         """Bytes written over all tasks, before encoding."""
         return sum(result.bytes_written for result in self.results)
@@ -169,13 +178,16 @@ class CopyReport:
         lines = [
             f"{count_text(self.tasks, 'task')} in {self.seconds:.2f} s ({self.executor}), {self.retries} retries"
             + (f"; {self.store_retries} requests to stores were made again" if self.store_retries else ""),
-            f"read {format_bytes(self.bytes_read)}, wrote {format_bytes(self.bytes_written)}",
+            f"read {format_bytes(self.bytes_read)}{self._beyond()}, wrote {format_bytes(self.bytes_written)}",
             f"most memory of a task: {format_bytes(self.peak_bytes)}",
             *self._times(),
             *self.codec_paths,
             *(f"warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join(lines)
+
+    def _beyond(self) -> str:
+        return f" ({format_bytes(self.bytes_beyond_plan)} more than planned)" if self.bytes_beyond_plan else ""
 
     def _times(self) -> list[str]:
         if self.predicted_s is None:

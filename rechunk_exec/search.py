@@ -36,6 +36,8 @@ _SOONER = 0.99
 """How much lower a bound has to be for a second search to be worth it."""
 _TRIED = 1000
 """Rows tried in order of preference before the search is given up; nearly always the first is taken."""
+_MOST_FACTOR = 1 << 16
+"""Up to which factors of sizes are sought."""
 
 
 class Axes:
@@ -335,7 +337,7 @@ def _below_limit(
 
 
 def _smallest_factor(number: int) -> int:
-    return next((k for k in range(2, math.isqrt(number) + 1) if number % k == 0), number)
+    return next((k for k in range(2, min(math.isqrt(number), _MOST_FACTOR) + 1) if number % k == 0), number)
 
 
 def _others(unit: tuple[int, ...], axis: int) -> int:

@@ -199,6 +199,15 @@ def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
+def holds(figure: float) -> bool:
+    """Whether documents hold a number as it is: what is larger is refused when they are read.
+
+    >>> holds(2**63 - 1), holds(2**63), holds(math.inf)
+    (True, False, False)
+    """
+    return abs(figure) <= _MAX_INTEGER if isinstance(figure, int) else abs(figure) < _MAX_FLOAT
+
+
 def _plain(value: object, place: str) -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value

@@ -1,7 +1,9 @@
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rechunk_exec.cost import CostModel, StageWork, resolve
@@ -112,6 +114,36 @@ def test_what_was_measured_of_the_store_bounds_what_is_under_way() -> None:
 def test_measured_figures_that_cannot_be_are_refused(name: str, value: Any) -> None:
     with pytest.raises(PlanError, match=name):
         replace(CostModel.local(), **{name: value})
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *(
+            ("decode_bps", wrong)
+            for wrong in (math.nan, math.inf, True, np.True_, "2e9", None, 1j, np.ones(2), 10**400)
+        ),
+        *(("temp_bps", wrong) for wrong in (math.nan, math.inf, False)),
+        *(("operation_s", wrong) for wrong in (math.nan, math.inf, np.float64("nan"), True, None)),
+        *(("cores", wrong) for wrong in (1.5, 2.0, math.inf, True, np.True_, np.float64(2), "2", None)),
+        *(("helpful_in_flight", wrong) for wrong in (2.5, True, math.inf)),
+        *(("temp_ratio", wrong) for wrong in (math.nan, math.inf, True, None)),
+    ],
+)
+def test_figures_that_are_no_finite_numbers_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=rf"CostModel\.{name} must be .*; got"):
+        replace(CostModel.local(), **{name: value})
+
+
+def test_numbers_of_numpy_are_taken_as_those_of_python() -> None:
+    floats: dict[str, Any] = {"decode_bps": np.float32(2e9), "encode_bps": np.float64(8e8), "temp_bps": np.int64(5)}
+    counts: dict[str, Any] = {"in_flight": np.int64(2), "cores": np.uint8(2)}
+    model = replace(CostModel.local(), **floats, **counts)
+    assert model == replace(CostModel.local(), temp_bps=5.0)
+    assert {type(getattr(model, name)) for name in floats} == {float}
+    assert (type(model.in_flight), type(model.cores)) == (int, int)
+    assert CostModel.from_json(model.to_json()) == model
+    assert replace(model, raw_read_bps=2_000_000_000) == model, "integers are rates too"
 
 
 def test_fresh_memory_takes_time_where_that_was_measured() -> None:

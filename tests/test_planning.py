@@ -1,5 +1,7 @@
+import itertools
 import json
 import math
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,13 @@ import numpy as np
 import pytest
 
 from rechunk_exec.algorithm import plan
+from rechunk_exec.candidates import per_count
 from rechunk_exec.cost import CostModel
 from rechunk_exec.errors import BudgetError, PlanError
-from rechunk_exec.memory import WriteScratch
+from rechunk_exec.least import direct_needs
+from rechunk_exec.memory import ReadScratch, StageMemory, WriteScratch
 from rechunk_exec.planning import plan_rechunk
+from rechunk_exec.plans import Plan
 from rechunk_exec.request import PlanRequest, SourceLayout, TargetLayout
 
 DATA = Path(__file__).parent / "data"
@@ -118,6 +123,8 @@ def test_a_finer_read_unit_is_what_is_counted() -> None:
         ({"read_unit": (1, 0)}, "read_unit"),
         ({"cost_model": "tape"}, "cost_model"),
         ({"tasks_per_worker": 0}, "tasks_per_worker"),
+        ({"tasks_per_worker": 4097}, "tasks_per_worker must be at most 4096; got 4097"),
+        ({"tasks_per_worker": 10**30}, "tasks_per_worker"),
     ],
 )
 def test_wrong_arguments_are_named(changes: dict[str, Any], word: str) -> None:
@@ -131,3 +138,87 @@ def test_wrong_arguments_are_named(changes: dict[str, Any], word: str) -> None:
     assert plan_rechunk(**arguments).traffic == 2.0
     with pytest.raises(PlanError, match=word):
         plan_rechunk(**arguments | changes)
+
+
+def test_alternatives_whose_figures_no_document_holds_are_left_out() -> None:
+    plan = plan_rechunk((2**31, 2**31), 1, (1, 2**31), (2**30, 1), "64GB", tasks_per_worker=8)
+    assert {one.stages for one in plan.alternatives} == {1, 2}, "two intermediates hold 2**63 bytes"
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    "shape, source, target, max_mem",
+    [
+        ((2**62,), (1,), (2,), 100),
+        ((2**63 - 1,), (3,), (5,), "8GB"),
+        ((2**62,), (1,), (2**30,), "8GB"),
+        ((10**18,), (1,), (1,), "8GB"),
+        ((10**18,), (7,), (10**9,), "8GB"),
+        ((10**18,), (999_983,), (1_000_003,), "8GB"),
+        ((2**40, 2**20, 3), (1, 1, 1), (2, 2, 3), "1GB"),
+        ((2**20, 2**40), (1, 2**40), (2**20, 1), "8TB"),
+        ((10**9, 10**9), (1, 10**9), (10**9, 1), "8GB"),
+    ],
+)
+def test_axes_of_any_length_are_planned_in_little_memory(
+    shape: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...], max_mem: int | str
+) -> None:
+    tracemalloc.start()
+    try:
+        plan = plan_rechunk(shape, 1, source, target, max_mem)
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+    assert plan.peak_bytes <= plan.max_mem
+    assert plan.traffic <= 4 * len(plan.stages)
+
+
+def test_regions_of_long_axes_cut_the_chunks_of_the_source_evenly() -> None:
+    plan = plan_rechunk((10**9, 10**9), 1, (1, 100_000), (100_000, 1), "8GB")
+    assert (plan.stages[0].region, plan.traffic) == ((100_000, 50_000), 3.0)
+
+
+@pytest.mark.parametrize("n, step", [(2**32, 1), (10**12, 3), (2**63 - 1, 1), (2**63 - 1, 2**40 - 1)])
+def test_sizes_of_regions_of_long_axes_are_some_thousand_and_evenly_spread(n: int, step: int) -> None:
+    sizes = per_count(n, step).tolist()
+    units = -(-n // step)
+    assert len(sizes) < 5000
+    for size in sizes[:-1]:
+        count = -(-n // size)
+        assert size == -(-units // count) * step, "the smallest with so many regions"
+    assert sizes[:50] == [step * count for count in range(1, 51)]
+    assert sizes[-1] == n
+    assert -(-n // sizes[-50]) == 50
+    assert max(after / before for before, after in itertools.pairwise(sizes[100:-100])) < 1.03
+
+
+def test_axes_whose_units_fit_each_other_do_not_multiply_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    task_bytes = StageMemory.task_bytes
+
+    def seen(memory: StageMemory, region: tuple[int, ...], threads: int) -> int:
+        asked.append(region)
+        return task_bytes(memory, region, threads)
+
+    monkeypatch.setattr(StageMemory, "task_bytes", seen)
+    plan = plan_rechunk((4,) * 12 + (389, 698, 918), 4, (1,) * 13 + (698, 918), (1,) * 12 + (389, 56, 56), "100MB")
+    assert plan.peak_bytes <= plan.max_mem
+    assert len(asked) < 1000
+
+
+def test_the_least_region_is_the_least_of_all_regions() -> None:
+    draws = np.random.default_rng(17)
+    for _ in range(300):
+        shape = tuple(draws.integers(1, 9, draws.integers(1, 4)).tolist())
+        unit, write = (tuple(int(draws.integers(1, n + 1)) for n in shape) for _ in range(2))
+        request = PlanRequest(
+            shape=shape,
+            itemsize=4,
+            source=SourceLayout(chunk=unit, scratch=ReadScratch(in_place=bool(draws.integers(2)))),
+            target=TargetLayout(chunk=write, scratch=WriteScratch(in_place=bool(draws.integers(2)))),
+            max_mem=10**9,
+            cost=CostModel.local(),
+        )
+        sizes = [{*range(b, n, b), n} for n, b in zip(shape, write, strict=True)]
+        least = min(request.memory().task_bytes(region, 1) for region in itertools.product(*sizes))
+        assert direct_needs(request) == least

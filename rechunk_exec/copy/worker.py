@@ -164,6 +164,7 @@ class Worker:
             store_retries=moved.retries,
             digest=moved.digest,
             unexpected_chunks=moved.unexpected,
+            bytes_beyond_plan=moved.beyond_plan,
             predicted_bytes=task.predicted_bytes,
             peak_bytes=peak_bytes,
             reader=pair.reader.way,
@@ -308,6 +309,7 @@ class _Tally:
     stored_written: int = 0
     objects: int = 0
     unexpected: int = 0
+    beyond_plan: int = 0
     retries: int = 0
     absent: bool = False
     """Whether a chunk was absent, or may have been."""
@@ -321,6 +323,7 @@ class _Tally:
             self.stored_read += moved.stored
             self.absent |= not moved.stored
             self.unexpected += moved.unexpected
+            self.beyond_plan += moved.beyond_plan
             self.retries += take_retries()
 
     def add_written(self, written: Written) -> None:

@@ -20,6 +20,7 @@ from rechunk_exec.measuring.sampling import Probe
 from rechunk_exec.measuring.subject import Wishes, subject_of
 from rechunk_exec.naming import Options
 from rechunk_exec.sizes import parse_bytes
+from rechunk_exec.stageplan import MOST_THREADS
 
 __all__ = ["measure"]
 
@@ -69,7 +70,8 @@ def measure(  # noqa: PLR0913 - what rechunk takes, and how to measure
         Memory that the job will have for a worker, which decides what its tasks read at once. The probe holds about as
         much; up to twice of it where the plan has several stages.
     cores : int, optional
-        Cores to measure with. Default: all that this process may use.
+        Cores to measure with, 4096 at most. Default: all that this process may use. More than there are share these: up
+        to 64 threads, as if each were on a core.
     cached : bool
         Whether to read the source from the page cache: samples are read once before they are timed.
     seconds : float
@@ -85,7 +87,7 @@ def measure(  # noqa: PLR0913 - what rechunk takes, and how to measure
     Raises
     ------
     PlanError
-        If the target cannot be as wanted, or ``seconds`` is not positive and finite.
+        If the target cannot be as wanted, ``seconds`` is not positive and finite, or there are too many ``cores``.
     BudgetError
         If one task needs more than ``max_mem``.
     StorageError
@@ -102,6 +104,9 @@ def measure(  # noqa: PLR0913 - what rechunk takes, and how to measure
     """
     if not 0 < seconds < math.inf:
         raise PlanError(f"seconds must be positive and finite; got {seconds!r}")
+    asked = available_cores() if cores is None else check_count("cores", cores)
+    if asked > MOST_THREADS:
+        raise PlanError(f"cores must be at most {MOST_THREADS}; got {asked}")
     subject = subject_of(
         Wishes(
             source=source,
@@ -115,6 +120,6 @@ def measure(  # noqa: PLR0913 - what rechunk takes, and how to measure
             temp_storage_options=temp_storage_options,
         ),
         max_mem=parse_bytes(max_mem),
-        cores=available_cores() if cores is None else check_count("cores", cores),
+        cores=asked,
     )
     return Probe(subject, cached=cached, seconds=seconds).run()

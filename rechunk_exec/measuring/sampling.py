@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rechunk_exec import storage
 from rechunk_exec.cost import CostModel
+from rechunk_exec.executors import available_cores
 from rechunk_exec.grid import Box, Grid, clip
 from rechunk_exec.measuring import tiny
 from rechunk_exec.measuring.moving import GOLDEN, Mover, Phase, fill_from, repeat_first, spread
@@ -57,7 +58,8 @@ class Probe:
         self.subject = subject
         self.seconds = seconds
         self._cached = cached
-        self._cores = subject.preset.cores
+        self._threads = min(subject.preset.cores, max(available_cores(), tiny.MOST_IN_FLIGHT))
+        """As many as the cores that are asked for; of cores that this machine lacks, as many as a store may serve."""
         self._looks: list[float] = []
         """Shares of samples that were in the page cache when they were read."""
         self._phases = {name: Phase() for name in ("decode", "encode", "raw_read", "raw_write")}
@@ -65,12 +67,12 @@ class Probe:
     def run(self) -> CostModel:
         """Take the samples; return the model."""
         subject, first = self.subject, self.subject.plan.stages[0]
-        start_s = tiny.start_seconds(self._cores)
+        start_s = tiny.start_seconds(min(self._threads, available_cores()))
         if not first.nbytes:
             note = "the array is empty: all figures but worker_start_s are those of a preset"
             return replace(subject.preset, name="measured", worker_start_s=start_s, notes=(note,))
         with ExitStack() as stack:
-            mover = Mover(self._cores)
+            mover = Mover(self._threads)
             stack.callback(mover.close)
             needed = 2 * max(stage.peak_bytes for stage in subject.plan.stages)
             place = stack.enter_context(probe_place(subject.target, "target", needed))
@@ -91,8 +93,8 @@ class Probe:
         if self.subject.remote:
             helpful = tiny.helpful_in_flight(source if not source.streams else place.objects(), limit_s)
         return _Operations(
-            read_s=tiny.read_seconds(source, self._cores, limit_s),
-            write_s=tiny.write_seconds(place, self._cores, limit_s),
+            read_s=tiny.read_seconds(source, self._threads, limit_s),
+            write_s=tiny.write_seconds(place, self._threads, limit_s),
             helpful=helpful,
         )
 
@@ -227,7 +229,7 @@ class Probe:
         # What small operations took is a guess at their part of a phase: so much that nothing is left, it cannot be.
         each_s = min([each_s, *(phase.most_each_s for phase in phases.values() if phase.operations)])
         rates = {name: _figures(phase.rate(each_s)) for name, phase in phases.items()}
-        in_flight = min(self._cores, operations.helpful or self._cores)
+        in_flight = min(self._threads, operations.helpful or self._threads)
         return replace(
             self.subject.preset,
             decode_bps=rates["decode"],

@@ -14,7 +14,7 @@ from rechunk_exec.measuring.place import ProbePlace
 from rechunk_exec.storage.objectbase import ARRAY_DOCUMENTS, Objects
 from rechunk_exec.storage.objects import put_object
 
-_MOST_IN_FLIGHT = 64
+MOST_IN_FLIGHT = 64
 _HELPS = 1.25
 """Twice as many operations in flight help where so many times as many are done."""
 _TINY = b"rechunk_exec: sixteen".ljust(32)
@@ -44,7 +44,7 @@ def write_seconds(place: ProbePlace, threads: int, limit_s: float) -> float:
 def helpful_in_flight(objects: Objects, limit_s: float) -> int:
     """Return how many reads side by side a store still does faster than half as many."""
     before, threads = read_seconds(objects, 1, limit_s), 1
-    while threads < _MOST_IN_FLIGHT:
+    while threads < MOST_IN_FLIGHT:
         seconds = read_seconds(objects, 2 * threads, limit_s)
         if seconds * _HELPS > before:
             break

@@ -24,11 +24,13 @@ class Moved(NamedTuple):
     """Bytes that one read moved."""
 
     decoded: int
-    """Of the unit's elements inside the array."""
+    """Of the unit's elements inside the array; more where that took blocks that reach beyond the unit."""
     stored: int
     """From the store; 0 for an absent chunk, and where zarr does not tell."""
     unexpected: int = 0
-    """Chunks of which more had to be decoded than the plan counted on."""
+    """Chunks of which more had to be decoded than the plan counted on: whole ones, or larger blocks."""
+    beyond_plan: int = 0
+    """How many of the decoded bytes the plan did not count."""
 
 
 class Written(NamedTuple):

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from enum import Enum
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.access import Index, Moved, Region, Scratch, Slices, bytes_of
-from rechunk_exec.storage.bloscframe import HEADER_BYTES, BloscFrame, PartReading, decode_span, frame_head, open_frame
+from rechunk_exec.storage.bloscframe import (
+    HEADER_BYTES,
+    BloscFrame,
+    Fetch,
+    PartReading,
+    decode_span,
+    frame_head,
+    open_frame,
+)
 from rechunk_exec.storage.chunkcodec import BloscBytes
 from rechunk_exec.storage.direct import ALL_FILL, EXPECTED_FROM, DirectReader, Located, marks_fill
 from rechunk_exec.storage.kept import Kept
@@ -128,10 +136,6 @@ def _heads(stored: StoredArray, objects: Objects, *, forgiving: bool) -> Iterato
             yield head
 
 
-_DecodeSpan: TypeAlias = Callable[[tuple[int, int], memoryview], int]
-"""Fills memory with a span of a chunk's decoded bytes; returns how many stored bytes were fetched for it."""
-
-
 class _Chunk(Enum):
     """What a chunk turned out to be, where it is no frame that can be cut."""
 
@@ -183,100 +187,64 @@ class BandReader(DirectReader):
         low, high = self.unit_box(unit)
         inside, within = region.overlap(low, high)
         target = region.view(inside)
-        moved = self._touched(within, low, high)
+        planned = self._touched(within, low, high)
         place = self.locate(unit)
         frame = _Chunk.ABSENT if place is None else self._frame(place)
         if place is None or frame is _Chunk.ABSENT:
             target[...] = self.stored.absent
-            return Moved(moved, 0)
+            return Moved(planned, 0)
         # What the plan has no room for is read by one thread at a time, in memory that goes when it is done.
         if frame is _Chunk.UNEXPECTED:
             with self._one_at_a_time:
-                return super().read(unit, region, _OwnScratch())._replace(unexpected=1)
-        if isinstance(frame, BloscFrame) and self._has_large_blocks(frame):
-            with self._one_at_a_time:
-                return self._read_large_blocks(target, within, place, frame, moved)
-        decode = self._span_decoder(place, frame, scratch)
-        return Moved(moved, self._read_bands(target, within, decode, scratch))
+                moved = super().read(unit, region, _OwnScratch())
+            return moved._replace(unexpected=1, beyond_plan=moved.decoded - planned)
+        large = isinstance(frame, BloscFrame) and self._has_large_blocks(frame)
+        with self._one_at_a_time if large else nullcontext():
+            spans = self._spans(place, frame, _OwnScratch() if large else scratch)
+            self._read_bands(target, within, spans)
+        # Blocks hold whole rows of the chunk, of which the plan counts what is in the array.
+        inner_bytes = prod(map(int.__sub__, high[self.axis + 1 :], low[self.axis + 1 :])) * self.codec.dtype.itemsize
+        beyond = max(0, spans.decoded - planned // inner_bytes * self.row_bytes)
+        return Moved(planned + beyond, spans.fetched, int(large and beyond > 0), beyond)
 
     def _has_large_blocks(self, frame: BloscFrame) -> bool:
         """Whether a block of the frame is more than the plan counts for a band."""
         return frame.table is not None and frame.block_bytes > self.band_bytes
 
-    def _read_large_blocks(
-        self, target: NDArray[Any], within: Slices, place: Located, frame: BloscFrame, planned: int
-    ) -> Moved:
-        """Read of a chunk of which more must be decoded than the ``planned`` bytes; count what is decoded."""
-        memory = _OwnScratch()
-        decode, decoded = self._span_decoder(place, frame, memory), 0
-
-        def counted(span: tuple[int, int], out: memoryview) -> int:
-            nonlocal decoded
-            decoded += frame.decoded_bytes(span)
-            return decode(span, out)
-
-        fetched = self._read_bands(target, within, counted, memory)
-        return Moved(max(planned, decoded), fetched, int(decoded > planned))
-
-    def _read_bands(self, target: NDArray[Any], within: Slices, decode: _DecodeSpan, scratch: Scratch) -> int:
-        """Copy elements ``within`` of a chunk into ``target``; return the stored bytes that were fetched."""
-        fetched = 0
+    def _read_bands(self, target: NDArray[Any], within: Slices, spans: _Spans) -> None:
+        """Copy elements ``within`` of a chunk into ``target``."""
         for lead in product(*(range(part.start, part.stop) for part in within[: self.axis])):
             rows = target[tuple(i - part.start for i, part in zip(lead, within, strict=False))]
-            first = self._row(lead) + within[self.axis].start
-            fetched += self._read_rows(rows, first, within[self.axis + 1 :], decode, scratch)
-        return fetched
+            self._read_rows(rows, self._row(lead) + within[self.axis].start, within[self.axis + 1 :], spans)
 
-    def _read_rows(
-        self,
-        rows: NDArray[Any],
-        first: int,
-        inner: tuple[slice, ...],
-        decode: _DecodeSpan,
-        scratch: Scratch,
-    ) -> int:
-        """Fill ``rows`` from row ``first`` of the chunk on; return the stored bytes that were fetched."""
-        shape = self.stored.chunk[self.axis + 1 :]
+    def _read_rows(self, rows: NDArray[Any], first: int, inner: Slices, spans: _Spans) -> None:
+        """Fill ``rows`` from row ``first`` of the chunk on."""
+        shape, row_bytes = self.stored.chunk[self.axis + 1 :], self.row_bytes
+        low, high = first * row_bytes, (first + len(rows)) * row_bytes
         if rows.shape[1:] == shape and rows.flags.c_contiguous:
-            return decode((first * self.row_bytes, (first + len(rows)) * self.row_bytes), bytes_of(rows))
-        fetched = 0
-        for begin in range(0, len(rows), self.piece_rows):
-            count = min(self.piece_rows, len(rows) - begin)
-            memory = scratch.decoded(self.rows_bytes)[: count * self.row_bytes]
-            whole = np.frombuffer(memory, self.codec.dtype).reshape(count, *shape)
-            span = ((first + begin) * self.row_bytes, (first + begin + count) * self.row_bytes)
-            fetched += decode(span, memory)
-            rows[begin : begin + count] = whole[:, *inner]
-        return fetched
+            spans.fill((low, high), bytes_of(rows))
+            return
+        # Whole rows wait here. What has been decoded of the row after them goes to the front, before what comes next,
+        # so that no block is decoded again for it.
+        memory, held, done = spans.waiting(), 0, 0
+        position = low // spans.unit_bytes * spans.unit_bytes
+        while done < len(rows):
+            stop = spans.piece_end(position, high, held)
+            filled = held + stop - position
+            spans.fill((position, stop), memory[held:filled])
+            begin = max(0, low - position) if not done and not held else 0  # a block may begin before the rows
+            count = min((filled - begin) // row_bytes, len(rows) - done)
+            end = begin + count * row_bytes
+            rows[done : done + count] = np.frombuffer(memory[begin:end], self.codec.dtype).reshape(count, *shape)[
+                :, *inner
+            ]
+            position, held, done = stop, filled - end, done + count
+            memory[:held] = memory[end:filled]
 
-    def _span_decoder(self, place: Located, frame: BloscFrame | _Chunk, scratch: Scratch) -> _DecodeSpan:
-        fetch = partial(self._fetch_range, place)
-        if isinstance(frame, _Chunk):
-
-            def copy(span: tuple[int, int], out: memoryview) -> int:
-                fetch(span[0], out)
-                return len(out)
-
-            return copy
-        # A block that the span cuts is decoded behind the rows, which may wait there for others.
-        if frame.table is not None:
-            scratch.decoded(self.rows_bytes + frame.block_bytes)
-
-        def decode(span: tuple[int, int], out: memoryview) -> int:
-            # Rows that go straight to the region leave the memory in which they would wait to what is fetched: calls
-            # are half as many, in which threads get in each other's way.
-            straight = self.objects.streams and len(out) > self.rows_bytes
-            reading = PartReading(
-                fetch=fetch,
-                decode=self.codec.codecs[0].decode,
-                stored=scratch.stored,
-                decoded=lambda size: scratch.decoded(self.rows_bytes + size)[self.rows_bytes :],
-                piece_bytes=self.piece_bytes * (1 + straight),
-                gap_bytes=self.gap_bytes,
-            )
-            return decode_span(frame, span, out, reading)
-
-        return decode
+    def _spans(self, place: Located, frame: BloscFrame | _Chunk, scratch: Scratch) -> _Spans:
+        return _Spans(
+            self, partial(self._fetch_range, place), frame if isinstance(frame, BloscFrame) else None, scratch
+        )
 
     def _fetch_range(self, place: Located, offset: int, buffer: memoryview) -> None:
         content = self.objects.read(place.key, lambda _: buffer, place.start + offset, len(buffer), required=True)
@@ -295,6 +263,50 @@ class BandReader(DirectReader):
         axes = zip(within, self.read_unit, map(int.__sub__, high, low), strict=True)
         elements = prod(min(-(-part.stop // size) * size, n) - part.start // size * size for part, size, n in axes)
         return int(elements) * self.codec.dtype.itemsize
+
+
+class _Spans:
+    """Spans of the decoded bytes of one chunk, and what was fetched and decoded for them."""
+
+    def __init__(self, reader: BandReader, fetch: Fetch, frame: BloscFrame | None, scratch: Scratch) -> None:
+        self.reader, self.fetch, self.frame, self.scratch = reader, fetch, frame, scratch
+        self.block_bytes = frame.block_bytes if frame is not None and frame.table is not None else 0
+        self.unit_bytes = self.block_bytes or reader.row_bytes
+        """What is decoded at once: a block, or a row."""
+        self.fetched = self.decoded = 0
+
+    def waiting(self) -> memoryview:
+        """Return the memory in which rows wait; a block that a span cuts is decoded behind them."""
+        return self.scratch.decoded(self.reader.rows_bytes + self.block_bytes)
+
+    def piece_end(self, start: int, stop: int, held: int) -> int:
+        """Return the end of the piece from ``start`` on that is decoded behind ``held`` bytes that wait already."""
+        room = min(self.reader.piece_bytes, self.reader.rows_bytes + self.block_bytes - held)
+        most = max(1, room // self.unit_bytes)
+        end = min(start + most * self.unit_bytes, -(-stop // self.unit_bytes) * self.unit_bytes)
+        return end if self.frame is None else min(end, self.frame.nbytes)
+
+    def fill(self, span: tuple[int, int], out: memoryview) -> None:
+        """Fill memory with a span of the chunk's decoded bytes."""
+        if self.frame is None:
+            self.fetch(span[0], out)
+            self.fetched += len(out)
+            self.decoded += len(out)
+            return
+        # Rows that go straight to the region leave the memory in which they would wait to what is fetched: calls are
+        # half as many, in which threads get in each other's way.
+        rows_bytes = self.reader.rows_bytes
+        straight = self.reader.objects.streams and len(out) > rows_bytes + self.block_bytes
+        reading = PartReading(
+            fetch=self.fetch,
+            decode=self.reader.codec.codecs[0].decode,
+            stored=self.scratch.stored,
+            decoded=lambda _: self.waiting()[rows_bytes:],
+            piece_bytes=self.reader.piece_bytes * (1 + straight),
+            gap_bytes=self.reader.gap_bytes,
+        )
+        self.fetched += decode_span(self.frame, span, out, reading)
+        self.decoded += self.frame.decoded_bytes(span)
 
 
 class _OwnScratch:

@@ -100,7 +100,7 @@ def frame_head(header: bytes, nbytes: int) -> tuple[int, int] | None:
     if len(header) != HEADER_BYTES or header[0] not in _VERSIONS:
         return None
     stated, block_bytes, stored = (int(number) for number in np.frombuffer(header, "<u4", 3, 4))
-    if stated != nbytes or block_bytes == 0 or stored <= HEADER_BYTES:
+    if stated != nbytes or not 0 < block_bytes <= nbytes or stored <= HEADER_BYTES:
         return None
     blocks = 0 if header[2] & _STORED_RAW else -(-nbytes // block_bytes)
     return block_bytes, HEADER_BYTES + 4 * blocks

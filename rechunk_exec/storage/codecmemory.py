@@ -30,6 +30,7 @@ DEFLATE_BYTES, INFLATE_BYTES = 350_000, 60_000
 """What zlib works in to encode, and to decode."""
 _BLOSC_ENCODERS = {"lz4": 20_000, "lz4hc": 280_000, "blosclz": 70_000, "snappy": 70_000, "zlib": DEFLATE_BYTES}
 _BLOSC_MOST_BLOCK = 4 << 20
+"""The longest blocks that Blosc makes of its own accord, or whose elements it splits."""
 _XZ_ENCODERS = (3, 9, 17, 32, 48, 94, 94, 186, 370, 674)
 """MiB by preset, from ``xz --help``'s manual page."""
 _XZ_DECODERS = (1, 2, 3, 5, 5, 9, 9, 17, 33, 65)
@@ -94,8 +95,11 @@ def blosc_block_bytes(codec: BloscArguments, size: int) -> int:
 @functools.lru_cache(maxsize=256)
 def _largest_block(codec: BloscArguments) -> int:
     """Ask Blosc itself, by the header of a frame of nothing."""
-    frame: Any = blosc.compress(bytes(max(_BLOSC_MOST_BLOCK, codec.blocksize * codec.typesize)), **codec._asdict())
-    return int.from_bytes(frame[8:12], "little")
+    # Blocks that are longer on demand are as long as demanded: that may be anything, where metadata are wrong.
+    asked = codec._replace(blocksize=min(codec.blocksize, _BLOSC_MOST_BLOCK))
+    frame: Any = blosc.compress(bytes(_BLOSC_MOST_BLOCK), **asked._asdict())
+    made = int.from_bytes(frame[8:12], "little")
+    return max(made, codec.blocksize) if made > _BLOSC_MOST_BLOCK - codec.typesize else made
 
 
 def bzip2_bytes(level: int) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 import rechunk_exec as rx
 from rechunk_exec import storage
+from rechunk_exec.executors import available_cores
 from rechunk_exec.measuring import sampling, tiny
 from rechunk_exec.measuring.moving import Mover
 from rechunk_exec.measuring.place import ProbePlace
@@ -117,6 +118,31 @@ def test_it_stands_for_the_cores_it_was_measured_with(tmp_path: Path) -> None:
     one = measure(source, tmp_path / "target.zarr", cores=1)
     assert (one.cores, one.in_flight, one.in_flight_scales, one.helpful_in_flight) == (1, 1, True, None)
     assert one.scaled(4).decode_bps == pytest.approx(4 * one.decode_bps)
+
+
+def test_cores_that_are_not_there_start_no_processes_and_few_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_array(tmp_path / "source.zarr", SHAPE, EPOCHS)
+    processes: list[int] = []
+    threads: list[int] = []
+    seconds_each = tiny._seconds_each
+
+    def start(workers: int) -> float:
+        processes.append(workers)
+        return START_S
+
+    def timed(do: Any, count: int, limit_s: float) -> float:
+        threads.append(count)
+        return seconds_each(do, count, limit_s)
+
+    monkeypatch.setattr(tiny, "start_seconds", start)
+    monkeypatch.setattr(tiny, "_seconds_each", timed)
+    many = available_cores() + 1000
+    model = measure(source, tmp_path / "target.zarr", cores=many)
+    assert model.cores == many
+    assert processes == [available_cores()]
+    assert max(threads) == max(64, available_cores())
 
 
 @pytest.mark.usefixtures("real_processes")
@@ -368,6 +394,7 @@ def test_too_little_memory_is_refused(tmp_path: Path) -> None:
         ({"seconds": float("nan")}, rx.PlanError, "seconds must be positive and finite; got nan"),
         ({"seconds": float("inf")}, rx.PlanError, "seconds must be positive and finite; got inf"),
         ({"cores": 0}, ValueError, "cores must be at least 1; got 0"),
+        ({"cores": 5000}, rx.PlanError, "cores must be at most 4096; got 5000"),
         ({"max_mem": "auto"}, rx.PlanError, "max_mem must be a number of bytes; got 'auto'"),
         ({"target_chunks": (1, 0, 1)}, rx.PlanError, "0"),
     ],

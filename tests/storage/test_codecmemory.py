@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numcodecs import blosc, zstd
 
 from rechunk_exec.storage.codecmemory import (
     BloscArguments,
+    _largest_block,
     blosc_block_bytes,
     blosc_encoder_bytes,
     zstd_bound,
@@ -61,3 +63,25 @@ def test_blosc_cuts_into_the_blocks_that_are_counted(cname: str, clevel: int) ->
                 made = int.from_bytes(frame[8:12], "little")
                 assert made <= blosc_block_bytes(codec, len(content)) <= len(content)
                 assert blosc_encoder_bytes(codec, len(content)) > 4 * made
+
+
+def test_blocks_of_any_stated_size_are_counted_as_blosc_makes_them_and_take_no_memory_to_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compress, asked = blosc.compress, []
+
+    def seen(content: bytes, *arguments: object, **more: object) -> bytes:
+        asked.append(len(content))
+        return bytes(compress(content, *arguments, **more))
+
+    _largest_block.cache_clear()
+    monkeypatch.setattr(blosc, "compress", seen)
+    zeros = bytes(40_000_000)
+    for cname, typesize in itertools.product((b"zstd", b"lz4"), (1, 3, 8)):
+        for blocksize in (5_000_001, 1 << 23, 2**31 - 1):
+            codec = BloscArguments(cname, 1, blosc.SHUFFLE, blocksize, typesize)
+            frame = compress(zeros, **codec._asdict())
+            made = int.from_bytes(frame[8:12], "little")
+            assert made <= blosc_block_bytes(codec, len(zeros)) < made + typesize
+            assert blosc_block_bytes(codec, 1000) == 1000
+    assert max(asked) <= 4 << 20
