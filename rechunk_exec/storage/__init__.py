@@ -32,6 +32,7 @@ from rechunk_exec.storage.create import (
 from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
 from rechunk_exec.storage.devicecodec import Device, try_device, use_device
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
+from rechunk_exec.storage.failures import has_outlasted
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.intermediates import (
     TempForm,
@@ -135,6 +136,7 @@ __all__ = [
     "fingerprint",
     "forget_intermediates",
     "free_bytes",
+    "has_outlasted",
     "has_traces_of_drivers",
     "hidden_from_processes",
     "holds_documents",

@@ -20,7 +20,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.failures import as_told, without_queries
+from rechunk_exec.storage.failures import as_told, says_nothing_is_there, without_queries
 from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
@@ -74,7 +74,12 @@ class Documents:
                 self._objects.refuse_short(key, len(content))
 
         use = None if isinstance(self._objects, LocalObjects) else refuse_part  # a file is given whole
-        content = self._objects.read(key, fresh, use=use)
+        try:
+            content = self._objects.read(key, fresh, use=use)
+        except StorageError as error:
+            if says_nothing_is_there(error):
+                return None
+            raise
         return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
     def names(self, folder: str = "", *, filled: bool = False) -> list[str]:
