@@ -181,10 +181,12 @@ def refuse_unfinished_source(source: ArrayRef) -> None:
 
 def _arrays_of(node: ArrayRef) -> list[ArrayRef]:
     try:
-        paths = storage.array_paths(node)
-    except StorageError:  # a job may have begun that has not made its array yet
-        paths = None
-    return [node] if paths is None else [storage.child(node, path) for path in paths]
+        found = storage.members_of(node)
+    except StorageError as error:
+        if storage.has_outlasted(error):
+            raise
+        found = None  # a job may have begun that has not made its array yet
+    return [node] if found is None else [storage.child(node, path) for path in sorted({*found.arrays, *found.damaged})]
 
 
 def _unfinished_source(source: ArrayRef) -> str:
