@@ -227,7 +227,7 @@ def complete(design: Design, ref: ArrayRef) -> None:
             put_object(objects, name, document)
     try:
         for path in () if design.alone else groups_above(ref.path):
-            zarr.open_group(store, path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
+            zarr.open_group(persistent(store), path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
     except Exception as error:
         raise StorageError(f"cannot create the groups of {ref}: {type(error).__name__}: {error}") from error
 

@@ -24,6 +24,7 @@ from rechunk_exec.storage.failures import as_told, says_nothing_is_there, withou
 from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
+from rechunk_exec.storage.retry import Requests
 from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
@@ -215,13 +216,17 @@ async def _names(store: Store, folder: str) -> list[str]:
 
 def _filled(folder: Path) -> list[str]:
     """Return the names of the files in a folder that are not empty, as a power cut leaves them."""
-    names = []
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):  # gone since
-                if entry.stat().st_size:
-                    names.append(entry.name)
-    return names
+
+    def request() -> list[str]:
+        names = []
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # gone since
+                    if entry.stat().st_size:
+                        names.append(entry.name)
+        return names
+
+    return Requests().make(request, "list", str(folder))
 
 
 def _flush(root: Path, key: str) -> None:
