@@ -15,7 +15,6 @@ import zarr
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError, ContainsGroupError
 from zarr.storage import MemoryStore
 
@@ -30,6 +29,7 @@ from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, inexact_codecs, split_codecs, v2_compressor, v3_compressor
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 _OPTIONS = (

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
@@ -26,6 +25,7 @@ from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.retry import Requests
 from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 T = TypeVar("T")

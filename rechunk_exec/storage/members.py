@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 import zarr
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.documents import list_names
 from rechunk_exec.storage.failures import Outlook, as_told, outlook, without_queries
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import is_there, local_path, open_store, quiet_zarr
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 _NODE_DOCUMENTS = {2: (".zarray", ".zgroup"), 3: ("zarr.json",)}

@@ -19,6 +19,7 @@ import tenacity
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.failures import Outlook, as_told, is_full, outlook, without_queries
+from rechunk_exec.storage.unanswered import of_this_call
 
 T = TypeVar("T")
 
@@ -145,8 +146,13 @@ class Requests:
             count_retry()
             return request()
 
+        unanswered = of_this_call()
+        given_up = threading.Event() if unanswered is None else unanswered.given_up
         loop = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.policy.tries),
+            sleep=tenacity.sleep_using_event(given_up),
+            stop=tenacity.stop_any(
+                tenacity.stop_after_attempt(self.policy.tries), tenacity.stop_when_event_set(given_up)
+            ),
             wait=tenacity.wait_random_exponential(self.policy.first_wait_s, self.policy.longest_wait_s),
             retry=tenacity.retry_if_exception(
                 lambda error: (

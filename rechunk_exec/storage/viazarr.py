@@ -42,6 +42,7 @@ from rechunk_exec.storage.failures import Outlook, ShortAnswerError, outlook
 from rechunk_exec.storage.objectbase import Objects
 from rechunk_exec.storage.stored import StoredArray
 from rechunk_exec.storage.stores import quiet_zarr
+from rechunk_exec.storage.unanswered import held
 
 _SIZES_KEPT = 4096
 
@@ -186,7 +187,9 @@ class _Answers(WrapperStore[Store]):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         try:
-            answer = await super().get(key, prototype, byte_range)
+            answer = await held(super().get(key, prototype, byte_range))
+        except StorageError:  # it was given up
+            raise
         except Exception as error:
             self.sizes.pop(key, None)
             # Clients refuse what lies outside of an object, each in its own words.
@@ -239,7 +242,7 @@ class _Answers(WrapperStore[Store]):
             )
 
     async def getsize(self, key: str) -> int:
-        return await self._store.getsize(key)
+        return await held(self._store.getsize(key))
 
     def take_size(self, key: str) -> int | None:
         """Return how many bytes were given when an object was last read whole, once; None of one read in part.
@@ -287,6 +290,9 @@ class _Unread(WrapperStore[Store]):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         return None
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await held(super().set(key, value))
 
 
 def _is_blosc(metadata: ArrayV2Metadata | ArrayV3Metadata) -> bool:
