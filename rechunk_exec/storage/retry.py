@@ -147,12 +147,14 @@ class Requests:
             return request()
 
         unanswered = of_this_call()
-        given_up = threading.Event() if unanswered is None else unanswered.given_up
+        sleep: Callable[[float], None] = tenacity.nap.sleep
+        stop: tenacity.stop.stop_base = tenacity.stop_after_attempt(self.policy.tries)
+        if unanswered is not None:
+            sleep = tenacity.sleep_using_event(unanswered.given_up)
+            stop |= tenacity.stop_when_event_set(unanswered.given_up)
         loop = tenacity.Retrying(
-            sleep=tenacity.sleep_using_event(given_up),
-            stop=tenacity.stop_any(
-                tenacity.stop_after_attempt(self.policy.tries), tenacity.stop_when_event_set(given_up)
-            ),
+            sleep=sleep,
+            stop=stop,
             wait=tenacity.wait_random_exponential(self.policy.first_wait_s, self.policy.longest_wait_s),
             retry=tenacity.retry_if_exception(
                 lambda error: (
