@@ -290,13 +290,15 @@ def verify(  # noqa: PLR0913 - what rechunk takes, and the sample
     VerifyReport
         ``ok``, and ``differing``: the write units of ``target`` that differ or cannot be read, as boxes with ``start``
         and ``stop`` in elements, the ``path`` in a group, and the ``reason`` if they could not be compared. In groups
-        also arrays that are on one side only, or of another shape or dtype. Where a job of ours, on either side, has
-        not ended, ``unfinished`` says so, and it is not ``ok``.
+        also arrays that are on one side only, or of another shape or dtype, and arrays and groups that cannot be opened
+        on either side. Where a job of ours, on either side, has not ended, ``unfinished`` says so, and it is not
+        ``ok``.
 
     Raises
     ------
     StorageError
-        If the source cannot be read, an array cannot be opened, or shapes or dtypes of two arrays differ.
+        If the source cannot be read, one of two arrays, or the outermost of a group, cannot be opened, or shapes or
+        dtypes of two arrays differ.
     BudgetError
         If ``max_mem`` is less than reading one chunk takes; ``needed_bytes`` would do.
 

@@ -155,6 +155,8 @@ def unfinished_text(source: ArrayRef, target: ArrayRef) -> str:
     ------
     ResumeError
         If a journal of the target is damaged. One of the source need not be readable.
+    StorageError
+        If it cannot be seen whether there is one, for a reason that may pass.
     """
     told = [*map(_unfinished_source, _arrays_of(source)), *map(_unfinished, _arrays_of(target))]
     return "; ".join(dict.fromkeys(filter(None, told)))  # both may be one array
@@ -179,16 +181,30 @@ def refuse_unfinished_source(source: ArrayRef) -> None:
 
 def _arrays_of(node: ArrayRef) -> list[ArrayRef]:
     try:
-        paths = storage.array_paths(node)
-    except StorageError:  # a job may have begun that has not made its array yet
-        paths = None
-    return [node] if paths is None else [storage.child(node, path) for path in paths]
+        found = storage.members_of(node)
+    except StorageError as error:
+        if storage.has_outlasted(error):
+            raise
+        found = None  # a job may have begun that has not made its array yet
+    return [node] if found is None else [storage.child(node, path) for path in sorted({*found.arrays, *found.damaged})]
 
 
 def _unfinished_source(source: ArrayRef) -> str:
-    with suppress(StorageError, ResumeError):  # it need not be listable, and a journal need not be readable
+    """:func:`_unfinished`, of an array that may be anybody's: no more is asked than whether a job was begun on it."""
+    try:
+        if not storage.holds_documents(source) or storage.read_job(source) is None:
+            return ""
+        if storage.read_finished(source) is not None:
+            return ""
+    except ResumeError:  # a journal need not be readable
+        return ""
+    except StorageError as error:
+        if storage.has_outlasted(error):
+            raise  # it may be that of an unfinished array
+        return ""  # a server refuses what it does not know
+    with suppress(StorageError, ResumeError):  # nor need it be listable
         return _unfinished(source)
-    return ""
+    return f"{source} is unfinished"
 
 
 def _unfinished(target: ArrayRef) -> str:

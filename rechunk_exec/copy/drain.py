@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from typing import TypeVar
 
 from rechunk_exec.copy.buffers import ScratchBuffers
@@ -40,7 +41,7 @@ def drain(
     if helpers is None:
         loop(scratches[0])
     else:
-        running = [helpers.submit(loop, scratch) for scratch in scratches]
+        running = [helpers.submit(copy_context().run, loop, scratch) for scratch in scratches]
         try:
             wait(running)
         except BaseException as error:  # noqa: BLE001 - raised below. Ctrl-C: let no thread write on after the task has ended

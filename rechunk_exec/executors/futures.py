@@ -21,6 +21,7 @@ from rechunk_exec.executors.machine import available_cores
 from rechunk_exec.executors.pool import PoolExecutor
 from rechunk_exec.executors.remote import Missing, Parcel, Reply, open_parcel, pack_call, refuse_live_stores
 from rechunk_exec.executors.shared import Shared
+from rechunk_exec.storage.unanswered import GRACE_S, Unanswered
 from rechunk_exec.tasks import Stage
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class FuturesPool(PoolExecutor):
         super().__init__()
         self._flying: dict[futures.Future[object], Call] = {}
         self._done: queue.SimpleQueue[futures.Future[object]] = queue.SimpleQueue()
+        self._unanswered = Unanswered()
 
     @abstractmethod
     def _pool(self) -> futures.Executor:
@@ -40,7 +42,7 @@ class FuturesPool(PoolExecutor):
 
     def _submit(self, call: Call, missing: Sequence[str]) -> futures.Future[object]:
         """Submit a call, with the objects that a worker lacked for it."""
-        return self._pool().submit(call.function.value, call.argument)
+        return self._pool().submit(self._unanswered.run, call.function.value, call.argument)
 
     def _outcome(self, call: Call, value: object) -> Outcome | None:
         """How a call ended whose future holds ``value``, or None if it had to be started again."""
@@ -81,9 +83,12 @@ class FuturesPool(PoolExecutor):
         )
 
     def _settle(self, *, stop: bool) -> None:
-        # A running call can be stopped in no pool of this kind.
+        # A running call can be stopped in no pool of this kind; what threads wait for can.
         running = [future for future in self._flying if not future.cancel()]
         self._flying.clear()
+        if stop and futures.wait(running, timeout=GRACE_S).not_done:  # a store may never answer
+            self._unanswered.give_up()
+            self._unanswered = Unanswered()
         futures.wait(running)
 
 

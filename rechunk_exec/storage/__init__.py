@@ -32,6 +32,7 @@ from rechunk_exec.storage.create import (
 from rechunk_exec.storage.devicecodec import ALGORITHMS as DEVICE_ALGORITHMS
 from rechunk_exec.storage.devicecodec import Device, try_device, use_device
 from rechunk_exec.storage.direct import DirectReader, DirectWriter
+from rechunk_exec.storage.failures import has_outlasted
 from rechunk_exec.storage.identity import Fingerprint, fingerprint, layout_differences, layout_members
 from rechunk_exec.storage.intermediates import (
     TempForm,
@@ -51,7 +52,7 @@ from rechunk_exec.storage.lease import Lease, has_traces_of_drivers, sole_writer
 from rechunk_exec.storage.lines import LinesFile, LinesWriter, remove_abandoned_lines
 from rechunk_exec.storage.links import refuse_links_into
 from rechunk_exec.storage.locations import refuse_overlap
-from rechunk_exec.storage.members import array_paths
+from rechunk_exec.storage.members import Members, members_of
 from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
 from rechunk_exec.storage.pieces import PieceWriter, in_pieces
 from rechunk_exec.storage.places import (
@@ -106,6 +107,7 @@ __all__ = [
     "Lease",
     "LinesFile",
     "LinesWriter",
+    "Members",
     "Moved",
     "Presence",
     "Region",
@@ -118,7 +120,6 @@ __all__ = [
     "UnitWriter",
     "Written",
     "apart_from_groups",
-    "array_paths",
     "array_ref",
     "beside",
     "child",
@@ -135,6 +136,7 @@ __all__ = [
     "fingerprint",
     "forget_intermediates",
     "free_bytes",
+    "has_outlasted",
     "has_traces_of_drivers",
     "hidden_from_processes",
     "holds_documents",
@@ -146,6 +148,7 @@ __all__ = [
     "local_path",
     "lz4_options",
     "mark_temp",
+    "members_of",
     "merging",
     "new_temp_name",
     "open_array",

@@ -15,7 +15,6 @@ import zarr
 from zarr.abc.store import Store
 from zarr.codecs import BytesCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError, ContainsGroupError
 from zarr.storage import MemoryStore
 
@@ -30,6 +29,7 @@ from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, inexact_codecs, split_codecs, v2_compressor, v3_compressor
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 _OPTIONS = (
@@ -227,7 +227,7 @@ def complete(design: Design, ref: ArrayRef) -> None:
             put_object(objects, name, document)
     try:
         for path in () if design.alone else groups_above(ref.path):
-            zarr.open_group(store, path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
+            zarr.open_group(persistent(store), path=path, mode="a", zarr_format=design.like.metadata.zarr_format)
     except Exception as error:
         raise StorageError(f"cannot create the groups of {ref}: {type(error).__name__}: {error}") from error
 

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage.failures import as_told, without_queries
+from rechunk_exec.storage.failures import as_told, says_nothing_is_there, without_queries
 from rechunk_exec.storage.objectbase import fresh
 from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
+from rechunk_exec.storage.retry import Requests
 from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 T = TypeVar("T")
@@ -74,7 +75,12 @@ class Documents:
                 self._objects.refuse_short(key, len(content))
 
         use = None if isinstance(self._objects, LocalObjects) else refuse_part  # a file is given whole
-        content = self._objects.read(key, fresh, use=use)
+        try:
+            content = self._objects.read(key, fresh, use=use)
+        except StorageError as error:
+            if says_nothing_is_there(error):
+                return None
+            raise
         return None if content is None else bytes(content).decode(errors="replace")  # who reads it finds the damage
 
     def names(self, folder: str = "", *, filled: bool = False) -> list[str]:
@@ -210,13 +216,17 @@ async def _names(store: Store, folder: str) -> list[str]:
 
 def _filled(folder: Path) -> list[str]:
     """Return the names of the files in a folder that are not empty, as a power cut leaves them."""
-    names = []
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):  # gone since
-                if entry.stat().st_size:
-                    names.append(entry.name)
-    return names
+
+    def request() -> list[str]:
+        names = []
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # gone since
+                    if entry.stat().st_size:
+                        names.append(entry.name)
+        return names
+
+    return Requests().make(request, "list", str(folder))
 
 
 def _flush(root: Path, key: str) -> None:

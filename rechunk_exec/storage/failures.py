@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
+from rechunk_exec.errors import StorageError
+
 
 class Outlook(Enum):
     """What to expect of making a failed request again."""
@@ -51,6 +53,8 @@ _PERMANENT_ERRNOS = FULL_ERRNOS | {errno.EROFS, errno.EACCES, errno.EPERM}
 
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524})
 _PERMANENT_STATUSES = frozenset({401, 402, 403, 405, 407, 451})
+_NOTHING_STATUSES = frozenset({410, 416})
+"""There was an object, or it holds nothing: no range of bytes is in that."""
 
 # Error codes of S3 that come with a status that says nothing of the kind, or with none.
 _PASSING_CODES = frozenset(
@@ -95,6 +99,7 @@ _PASSING_TEXT = re.compile(
     r"|IncompleteMessage|IncompleteBody",
     re.IGNORECASE,
 )
+_NOTHING_TEXT = re.compile(r"status(?: code)?:? (?:410|416)\b")
 _QUERY = re.compile(r"(?<=://)([^\s?'\"]+)\?[^\s'\")>]+")
 _CODE_IN_TEXT = re.compile(r"<Code>(\w+)</Code>")
 _RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
@@ -155,7 +160,30 @@ def as_told(error: Exception) -> Exception:
     """
     if all(without_queries(str(link)) == str(link) for link in chain(error)):
         return error
-    return RuntimeError(f"{type(error).__name__}: {without_queries(str(error))}")
+    told = ToldError(f"{type(error).__name__}: {without_queries(str(error))}")
+    told.outlook, told.says_nothing = outlook(error, remote=True), says_nothing_is_there(error)
+    return told
+
+
+class ToldError(RuntimeError):
+    """What stands for an error that named a signed URL."""
+
+    outlook: Outlook | None = None
+    """That of the error itself, of a store at the other end of a network."""
+    says_nothing: bool = False
+
+
+def says_nothing_is_there(error: BaseException) -> bool:
+    """Whether a failed request says that an object is gone, or holds nothing, in other words than most do."""
+    return any(
+        link.says_nothing if isinstance(link, ToldError) else _http_status(link) in _NOTHING_STATUSES
+        for link in chain(error)
+    ) or any(_is_opaque(link) and _NOTHING_TEXT.search(str(link)) for link in chain(error))
+
+
+def has_outlasted(error: StorageError) -> bool:
+    """Whether a request failed for a reason that may pass, and did each time it was made."""
+    return error.__cause__ is not None and outlook(error.__cause__, remote=True) is Outlook.PASSING
 
 
 def without_queries(text: str) -> str:
@@ -178,6 +206,8 @@ def _outlook_of(error: BaseException, *, remote: bool) -> Outlook | None:
     """Return what one link of a chain says for sure."""
     if isinstance(error, (ShortAnswerError, NotThereYetError)):
         return Outlook.PASSING
+    if isinstance(error, ToldError):
+        return error.outlook
     names = {kind.__name__ for kind in type(error).__mro__[:-2]}
     if isinstance(error, PermissionError) or names & _PERMANENT_NAMES:
         return Outlook.PERMANENT
@@ -220,7 +250,7 @@ def _of_answer(error: BaseException) -> Outlook | None:
 
 
 def _of_text(error: BaseException) -> Outlook | None:
-    if type(error).__module__.partition(".")[0] in _OPAQUE_MODULES:
+    if _is_opaque(error):
         text = str(error)
         told = _CODE_IN_TEXT.search(text)
         code = "" if told is None else told[1]
@@ -229,6 +259,10 @@ def _of_text(error: BaseException) -> Outlook | None:
         if not isinstance(error, FileNotFoundError) and (code in _PASSING_CODES or _PASSING_TEXT.search(text)):
             return Outlook.PASSING
     return None
+
+
+def _is_opaque(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in _OPAQUE_MODULES
 
 
 def _error_code(error: BaseException) -> object:

@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from zarr.core.sync import sync
-
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.files import ABANDONED_S, LocalObjects, LocalWriter, is_partial
 from rechunk_exec.storage.objectbase import ObjectWriter
 from rechunk_exec.storage.objects import Objects, StoreObjects, objects_of
 from rechunk_exec.storage.stores import array_ref, is_url, local_path, open_store
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 _BLOCK_BYTES = 2**20

@@ -1,30 +1,46 @@
-"""The arrays inside a group, by path."""
+"""The arrays inside a group, by path, and what cannot be opened there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import zarr
 from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
 
 from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.storage.documents import list_names
 from rechunk_exec.storage.failures import Outlook, as_told, outlook, without_queries
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import is_there, local_path, open_store, quiet_zarr
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
+_NODE_DOCUMENTS = {2: (".zarray", ".zgroup"), 3: ("zarr.json",)}
+"""Where there is one of these, by zarr format, there is a node."""
 
-def array_paths(ref: ArrayRef) -> tuple[str, ...] | None:
-    """Return the paths of all arrays inside the group that ``ref`` names, sorted; None if it is an array itself.
 
-    Paths are relative to the group, groups in groups are walked, and what is no zarr node is passed over. Where the
-    group has consolidated metadata, what they name counts, and what they do not name if the store can be listed: an
-    array that was added since, or whose job has not ended.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """What a group holds, in groups inside it too, by paths relative to it."""
+
+    arrays: set[str] = field(default_factory=set)
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Nodes, arrays or groups, that cannot be opened, each with the reason."""
+
+
+def members_of(ref: ArrayRef) -> Members | None:
+    """Return what is inside the group that ``ref`` names; None if it is an array itself.
+
+    Groups in groups are walked, and what is no zarr node is passed over. Where the group has consolidated metadata,
+    what they name counts, and what they do not name if the store can be listed: an array that was added since, or whose
+    job has not ended. In a group that cannot be opened nothing is looked for.
 
     Raises
     ------
     StorageError
-        If nothing is there, or what is there cannot be opened.
+        If nothing is there, or what is there cannot be opened, or not be listed, or an inner node not be looked at for
+        a reason that may pass.
     """
     path = local_path(ref)
     if path is not None and not is_there(path):  # zarr would make a folder there
@@ -32,32 +48,72 @@ def array_paths(ref: ArrayRef) -> tuple[str, ...] | None:
     try:
         store = open_store(ref, read_only=True)
         with quiet_zarr():
-            node = zarr.open(store=store, path=ref.path, mode="r")
+            node = zarr.open(store=persistent(store), path=ref.path, mode="r")
             if isinstance(node, zarr.Array):
                 return None
-            if node.metadata.consolidated_metadata is None:
-                return tuple(sorted(_walked(persistent(store), ref.path)))
-            paths = {name for name, member in node.members(max_depth=None) if isinstance(member, zarr.Array)}
+            found = Members()
+            consolidated = node.metadata.consolidated_metadata is not None
+            if consolidated:
+                members = node.members(max_depth=None)
+                found.arrays.update(name for name, member in members if isinstance(member, zarr.Array))
             try:
-                paths.update(_walked(persistent(store), ref.path))
+                _walk(store, ref.path, "", found)
             except Exception as error:
-                if outlook(error, remote=True) is Outlook.PASSING:
+                if not consolidated or outlook(error, remote=True) is Outlook.PASSING:
                     raise  # else what it would have named would be passed over
-            return tuple(sorted(paths))
+            return found
     except (StorageError, MissingExtraError):
         raise
     except Exception as error:  # noqa: BLE001 - told, without what may be signed
-        text = without_queries(f"{type(error).__name__}: {error}")
-        raise StorageError(f"no array or group could be opened at {ref} (zarr says: {text})") from as_told(error)
+        raise StorageError(f"no array or group could be opened at {ref} (zarr says: {_text(error)})") from as_told(
+            error
+        )
 
 
-def _walked(store: Store, path: str) -> Iterator[str]:
-    """Yield the paths of the arrays in a group as the store lists them, whatever consolidated metadata say.
+def _walk(store: Store, root: str, path: str, found: Members) -> None:
+    """Note what is in a group as the store lists it, whatever consolidated metadata say.
 
     A group at a time: zarr believes those of inner groups even where it is told not to.
     """
-    for name, member in zarr.open_group(store, path=path, mode="r", use_consolidated=False).members():
+    place = _joined(root, path)
+    group = zarr.open_group(persistent(store), path=place, mode="r", use_consolidated=False)
+    zarr_format = group.metadata.zarr_format
+    try:
+        members = dict(group.members())  # many at once
+    except Exception as error:
+        if outlook(error, remote=True) is Outlook.PASSING:
+            raise
+        members = {}  # one of them cannot be opened
+    for name in sorted({*list_names(store, place), *members}):
+        inner = _joined(path, name)
+        member = members.get(name)
+        # zarr passes over some that it cannot open.
+        if member is None:
+            try:
+                member = group[name] if _is_node(store, _joined(place, name), zarr_format) else None
+            except Exception as error:
+                if outlook(error, remote=True) is Outlook.PASSING:
+                    raise
+                found.damaged[inner] = _text(error)
         if isinstance(member, zarr.Array):
-            yield name
-        else:
-            yield from (f"{name}/{inner}" for inner in _walked(store, f"{path}/{name}".lstrip("/")))
+            found.arrays.add(inner)
+        elif member is not None and zarr_format == 2 and _is_there(store, f"{_joined(place, name)}/.zarray"):
+            found.damaged[inner] = "its .zarray is damaged"  # zarr takes one without members for a group
+        elif member is not None:
+            _walk(store, root, inner, found)
+
+
+def _is_node(store: Store, path: str, zarr_format: int) -> bool:
+    return any(_is_there(store, f"{path}/{name}") for name in _NODE_DOCUMENTS[zarr_format])
+
+
+def _is_there(store: Store, key: str) -> bool:
+    return sync(persistent(store).get(key, default_buffer_prototype())) is not None
+
+
+def _joined(path: str, name: str) -> str:
+    return "/".join(filter(None, (path, name)))
+
+
+def _text(error: Exception) -> str:
+    return without_queries(f"{type(error).__name__}: {error}")

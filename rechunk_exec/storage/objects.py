@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 from zarr.storage import LocalStore, ZipStore
 
 from rechunk_exec.errors import StorageError
@@ -22,6 +21,7 @@ from rechunk_exec.storage.files import PARTIAL_NAME, LocalObjects
 from rechunk_exec.storage.growing import GrowingBytes
 from rechunk_exec.storage.objectbase import ARRAY_DOCUMENTS, Allocate, Drawn, Objects, ObjectWriter, Use
 from rechunk_exec.storage.retry import Requests
+from rechunk_exec.storage.unanswered import sync
 
 __all__ = [
     "ARRAY_DOCUMENTS",

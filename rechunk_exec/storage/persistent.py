@@ -12,9 +12,10 @@ from typing import TypeVar
 import tenacity
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import LocalStore, WrapperStore
+from zarr.storage import WrapperStore
 
 from rechunk_exec.storage.failures import Outlook, outlook
+from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.retry import RetryPolicy, current_policy
 
 T = TypeVar("T")
@@ -22,18 +23,18 @@ T = TypeVar("T")
 
 def persistent(store: Store) -> Store:
     """Return a store on which single requests are made again if they fail for a passing reason."""
-    return store if isinstance(store, LocalStore) else _PersistentStore(store, current_policy())
+    return _PersistentStore(store, current_policy(), remote=requests_to(store).remote)
 
 
 class _PersistentStore(WrapperStore[Store]):
     _supports_sync_io = False  # what zarr 3.4 may read and write by instead
 
-    def __init__(self, store: Store, policy: RetryPolicy) -> None:
+    def __init__(self, store: Store, policy: RetryPolicy, *, remote: bool) -> None:
         super().__init__(store)
-        self._policy = policy
+        self._policy, self._remote = policy, remote
 
     def _with_store(self, store: Store) -> _PersistentStore:
-        return type(self)(store, self._policy)
+        return type(self)(store, self._policy, remote=self._remote)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         return await self._make(lambda: self._store.get(key, prototype, byte_range))
@@ -65,7 +66,7 @@ class _PersistentStore(WrapperStore[Store]):
         loop = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self._policy.tries),
             wait=tenacity.wait_random_exponential(self._policy.first_wait_s, self._policy.longest_wait_s),
-            retry=tenacity.retry_if_exception(lambda error: outlook(error, remote=True) is Outlook.PASSING),
+            retry=tenacity.retry_if_exception(lambda error: outlook(error, remote=self._remote) is Outlook.PASSING),
             reraise=True,
         )
 

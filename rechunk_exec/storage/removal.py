@@ -19,8 +19,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from zarr.core.sync import sync
-
 from rechunk_exec.errors import StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, forget_listings
 from rechunk_exec.storage.lease import Lease
@@ -28,6 +26,7 @@ from rechunk_exec.storage.objects import PARTIAL_NAME
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.sessions import holds_documents
 from rechunk_exec.storage.stores import local_path, open_store
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")

@@ -19,6 +19,7 @@ import tenacity
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.failures import Outlook, as_told, is_full, outlook, without_queries
+from rechunk_exec.storage.unanswered import of_this_call
 
 T = TypeVar("T")
 
@@ -145,8 +146,15 @@ class Requests:
             count_retry()
             return request()
 
+        unanswered = of_this_call()
+        sleep: Callable[[float], None] = tenacity.nap.sleep
+        stop: tenacity.stop.stop_base = tenacity.stop_after_attempt(self.policy.tries)
+        if unanswered is not None:
+            sleep = tenacity.sleep_using_event(unanswered.given_up)
+            stop |= tenacity.stop_when_event_set(unanswered.given_up)
         loop = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.policy.tries),
+            sleep=sleep,
+            stop=stop,
             wait=tenacity.wait_random_exponential(self.policy.first_wait_s, self.policy.longest_wait_s),
             retry=tenacity.retry_if_exception(
                 lambda error: (

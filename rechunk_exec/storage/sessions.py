@@ -20,10 +20,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 
 from rechunk_exec.errors import PlanError, RechunkError, ResumeError, StorageError
 from rechunk_exec.results import TaskResult
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
 if TYPE_CHECKING:

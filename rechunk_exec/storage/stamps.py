@@ -15,13 +15,13 @@ from pathlib import Path
 
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import sync
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.documents import forget_listings
 from rechunk_exec.storage.failures import ShortAnswerError
 from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.told import Told, ask_of, refuse_failed
+from rechunk_exec.storage.unanswered import sync
 
 _REQUESTS = 16
 """How many objects are asked for at once."""

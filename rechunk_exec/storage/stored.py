@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import zarr
+from zarr.api import asynchronous
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
@@ -19,6 +20,7 @@ from rechunk_exec.storage.devicecodec import on_device
 from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.shards import ShardIndex, shard_index
 from rechunk_exec.storage.stores import is_there, local_path, open_store, quiet_zarr
+from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
 INTERMEDIATE = ("rechunk_exec", "intermediate")
@@ -92,7 +94,8 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
 
     def opened() -> zarr.Array[Any]:
         with quiet_zarr():
-            return zarr.open_array(store=store, path=ref.path, mode="r" if read_only else "r+")
+            mode: Literal["r", "r+"] = "r" if read_only else "r+"
+            return zarr.Array(sync(asynchronous.open_array(store=store, path=ref.path, mode=mode)))
 
     try:
         array = requests_to(store).make(opened, "open", str(ref))

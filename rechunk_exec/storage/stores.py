@@ -20,6 +20,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, Wrappe
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.clients import able
+from rechunk_exec.storage.retry import Requests
 from rechunk_exec.storage.sessions import session_store
 from rechunk_exec.tasks import ArrayRef, OptionValue, is_secret, secret_in
 
@@ -227,13 +228,15 @@ def is_there(path: Path) -> bool:
     StorageError
         If that cannot be seen, as of a folder that one may not look into.
     """
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name with NUL
-        return False
-    except OSError as error:
-        raise StorageError(f"cannot look at {path}: {error}", permanent=isinstance(error, PermissionError)) from error
-    return True
+
+    def request() -> bool:
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name with NUL
+            return False
+        return True
+
+    return Requests().make(request, "look at", str(path))
 
 
 def local_path(ref: ArrayRef) -> Path | None:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.storage import FsspecStore, MemoryStore, ObjectStore
 
 from rechunk_exec.storage.documents import forget_listings
 from rechunk_exec.storage.failures import Outlook, outlook
 from rechunk_exec.storage.objects import requests_to
+from rechunk_exec.storage.unanswered import sync
 
 _MARKS = (
     *("etag", "generation", "versionid", "version", "md5hash", "contentmd5", "digest", "crc"),

@@ -7,7 +7,7 @@ given to our own array object only: zarr's process-wide configuration stays as t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
@@ -16,7 +16,8 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.abc.codec import CodecPipeline
-from zarr.abc.store import ByteRequest, RangeByteRequest, Store
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.codecs import ShardingCodec
 from zarr.core.array import AsyncArray
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
@@ -41,6 +42,7 @@ from rechunk_exec.storage.failures import Outlook, ShortAnswerError, outlook
 from rechunk_exec.storage.objectbase import Objects
 from rechunk_exec.storage.stored import StoredArray
 from rechunk_exec.storage.stores import quiet_zarr
+from rechunk_exec.storage.unanswered import held
 
 _SIZES_KEPT = 4096
 
@@ -84,11 +86,15 @@ class ZarrReader(UnitReader):
     def _refuse_damaged(self, error: Exception, key: str) -> None:
         """Raise what it means that the bytes of an object came and could not be decoded."""
         store = self.array.store_path.store
-        size = store.take_size(self.objects.name(key)) if isinstance(store, _Answers) else None
         unknown = outlook(error, remote=self.objects.requests.remote) is Outlook.UNKNOWN
-        if size is None or not unknown or isinstance(error, MemoryError):
+        if not isinstance(store, _Answers) or not unknown or isinstance(error, (MemoryError, StorageError)):
             return
-        self.objects.refuse_short(key, size)
+        try:
+            size = store.take_size((self.array.store_path / key).path)
+        except KeyError:
+            return
+        if size is not None:
+            self.objects.refuse_short(key, size)
         raise StorageError(f"{key} cannot be decoded: {type(error).__name__}: {error}", permanent=True) from error
 
 
@@ -152,7 +158,12 @@ def _own_array(
     local = isinstance(store_path.store, LocalStore)
     pipeline = zarrs_pipeline(metadata, store_path.store, stored.dtype) if local else None
     if pipeline is None and wrapper is not None:
-        store_path = StorePath(wrapper(store_path.store), store_path.path)
+        wrapped = wrapper(store_path.store)
+        if isinstance(wrapped, _Answers):
+            wrapped.shards = next(
+                (codec for codec in getattr(metadata, "codecs", ()) if isinstance(codec, ShardingCodec)), None
+            )
+        store_path = StorePath(wrapped, store_path.path)
     with quiet_zarr():
         array = AsyncArray(metadata=metadata, store_path=store_path, config=config)
     if pipeline is not None:
@@ -161,32 +172,100 @@ def _own_array(
 
 
 class _Answers(WrapperStore[Store]):
-    """A store that remembers how many bytes it gave, in case they cannot be decoded."""
+    """A store that remembers how many bytes it gave, in case they cannot be decoded, and gives no part of a torn shard.
+
+    zarr takes an inner chunk whose bytes do not come for one that is absent, and an empty shard for no shard.
+    """
 
     _supports_sync_io = False  # what zarr 3.4 may read by instead of get
+    shards: ShardingCodec | None = None
+    """How shards are made, if parts of them are asked for."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self.sizes: dict[str, int] = {}
+        self.sizes: dict[str, int | None] = {}
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        answer = await super().get(key, prototype, byte_range)
-        if answer is not None and byte_range is None:
-            self.sizes[key] = len(answer)
+        try:
+            answer = await held(super().get(key, prototype, byte_range))
+        except StorageError:  # it was given up
+            raise
+        except Exception as error:
+            self.sizes.pop(key, None)
+            # Clients refuse what lies outside of an object, each in its own words.
+            if byte_range is not None and outlook(error, remote=True) is Outlook.UNKNOWN:
+                await self._refuse_torn(key, byte_range, 0)
+            raise
+        if answer is None:
+            if byte_range is not None and not self._asks_for_index(byte_range):
+                raise _gone(key)
+        elif byte_range is not None:
+            if len(answer) < _wanted(byte_range):
+                await self._refuse_torn(key, byte_range, len(answer))
+                raise ShortAnswerError(f"it gave {len(answer)} bytes where {_wanted(byte_range)} were asked for")
+        elif self.shards is not None and not len(answer):
+            await self._refuse_torn(key, None, 0)
+            raise ShortAnswerError("it gave nothing of what there is")
+        if answer is not None:
+            self.sizes[key] = len(answer) if byte_range is None else None
             if len(self.sizes) > _SIZES_KEPT:
                 self.sizes.pop(next(iter(self.sizes)), None)
-        elif answer is not None and isinstance(byte_range, RangeByteRequest):
-            wanted = byte_range.end - byte_range.start
-            if len(answer) < wanted and await self.getsize(key) >= byte_range.end:
-                raise ShortAnswerError(f"it gave {len(answer)} bytes where {wanted} were asked for")
         return answer
 
+    async def get_ranges(
+        self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **joins: int
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """How zarr 3.4 asks for inner chunks, of which we read one at a time."""
+        for number, byte_range in enumerate(byte_ranges):
+            yield [(number, await self.get(key, prototype, byte_range))]
+
+    def _asks_for_index(self, byte_range: ByteRequest) -> bool:
+        if isinstance(byte_range, SuffixByteRequest):
+            return True
+        place: object = None if self.shards is None else self.shards.index_location  # an enum up to zarr 3.2, then text
+        at_start = getattr(place, "value", place) == "start"
+        return at_start and isinstance(byte_range, RangeByteRequest) and byte_range.start == 0
+
+    async def _refuse_torn(self, key: str, byte_range: ByteRequest | None, given: int) -> None:
+        """Raise if an object, of which too few bytes came, has no more in that place, or is not there any more."""
+        try:
+            size = await self.getsize(key)
+        except FileNotFoundError:
+            raise _gone(key) from None
+        except Exception:  # noqa: BLE001 - asked after a failure, to tell of which kind that was
+            return
+        needed = byte_range.end if isinstance(byte_range, RangeByteRequest) else _wanted(byte_range)
+        if size < needed:
+            raise StorageError(
+                f"{key} gave {given} bytes where {_wanted(byte_range)} were expected; it has {size}: it is torn",
+                permanent=True,
+            )
+
     async def getsize(self, key: str) -> int:
-        return await self._store.getsize(key)
+        return await held(self._store.getsize(key))
 
     def take_size(self, key: str) -> int | None:
-        """Return how many bytes were given when an object was last read whole, once."""
-        return self.sizes.pop(key, None)
+        """Return how many bytes were given when an object was last read whole, once; None of one read in part.
+
+        Raises
+        ------
+        KeyError
+            If nothing was given.
+        """
+        return self.sizes.pop(key)
+
+
+def _wanted(byte_range: ByteRequest | None) -> int:
+    """Return how many bytes an answer has at least."""
+    if isinstance(byte_range, RangeByteRequest):
+        return byte_range.end - byte_range.start
+    return byte_range.suffix if isinstance(byte_range, SuffixByteRequest) else 1
+
+
+def _gone(key: str) -> StorageError:
+    return StorageError(
+        f"{key} is gone since its index was read: it has been removed, or is being replaced", permanent=True
+    )
 
 
 class _BloscAnswers(_Answers):
@@ -211,6 +290,9 @@ class _Unread(WrapperStore[Store]):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         return None
+
+    async def set(self, key: str, value: Buffer) -> None:
+        await held(super().set(key, value))
 
 
 def _is_blosc(metadata: ArrayV2Metadata | ArrayV3Metadata) -> bool:

@@ -17,8 +17,8 @@ class DifferingBox:
     path: str = ""
     """The array's path in a group."""
     reason: str = ""
-    """Why it could not be compared: the target's bytes cannot be read, or the array is on one side only. Empty where
-    both sides were read and hold other bits."""
+    """Why it could not be compared: the target's bytes cannot be read, or the array is on one side only, or cannot be
+    opened. Empty where both sides were read and hold other bits."""
 
     def __str__(self) -> str:
         words = [self.path, f"{self.start} to {self.stop}"]
@@ -31,7 +31,7 @@ class VerifyReport:
 
     differing: tuple[DifferingBox, ...]
     """The write units of the target whose elements are not bit for bit those of the source, or cannot be read; and
-    arrays that are on one side only, or of another shape or dtype."""
+    arrays that are on one side only, or of another shape or dtype, or cannot be opened, groups too."""
     boxes: int
     """Write units compared."""
     bytes_read: int

@@ -13,7 +13,7 @@ from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage import array_paths, array_ref, open_array, read_scratch, write_scratch
+from rechunk_exec.storage import array_ref, members_of, open_array, read_scratch, write_scratch
 from rechunk_exec.storage.chunkcodec import direct_codec
 from tests.storage.arrays import make
 from tests.storage.codecs import V3_COMPRESSORS
@@ -115,7 +115,7 @@ def test_an_array_that_one_may_not_look_at_is_told(tmp_path: Path, monkeypatch: 
         return look(path, *arguments, **options)
 
     monkeypatch.setattr(os, "stat", deny)
-    for attempt in (lambda: open_array(ref, read_only=True), lambda: array_paths(ref)):
+    for attempt in (lambda: open_array(ref, read_only=True), lambda: members_of(ref)):
         with pytest.raises(StorageError, match="Permission denied") as caught:
             attempt()
         assert caught.value.permanent

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import re
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, MemoryStore
 
 import rechunk_exec as rx
+from rechunk_exec.cli import main
 from rechunk_exec.errors import StorageError
-from rechunk_exec.storage import array_paths, array_ref
+from rechunk_exec.storage import Members, array_ref, members_of
+from rechunk_exec.storage.retry import RetryPolicy, retry_policy
+from tests.faults.stores import BusyError
 from tests.storage.arrays import Place, Shape, make
 from tests.values import position_values
 
@@ -38,11 +44,11 @@ def test_arrays_of_groups_are_listed_by_path(memory: bool, zarr_format: int, tmp
     if not memory:
         (tmp_path / "group/.rechunk_exec/x").mkdir(parents=True)
         (tmp_path / "group/note.txt").write_text("no array")
-    assert array_paths(array_ref(place)) == ("a", "sub/b", "sub/deep/c")
-    assert array_paths(array_ref(place, "sub")) == ("b", "deep/c")
-    assert array_paths(array_ref(place, "a")) is None
+    assert members_of(array_ref(place)) == Members(arrays={"a", "sub/b", "sub/deep/c"})
+    assert members_of(array_ref(place, "sub")) == Members(arrays={"b", "deep/c"})
+    assert members_of(array_ref(place, "a")) is None
     with pytest.raises(StorageError, match="nowhere"):
-        array_paths(array_ref(place, "nowhere"))
+        members_of(array_ref(place, "nowhere"))
     assert memory or not (tmp_path / "group/nowhere").exists()
 
 
@@ -77,7 +83,7 @@ def test_what_consolidated_metadata_name_is_compared_where_nothing_can_be_listed
     make_group(tmp_path / "one", (2, 2))
     consolidate(tmp_path / "one")
     refuse_to_list(monkeypatch, PermissionError("it may not be listed"))
-    assert array_paths(array_ref(tmp_path / "one")) == ("a", "sub/b", "sub/deep/c")
+    assert members_of(array_ref(tmp_path / "one")) == Members(arrays={"a", "sub/b", "sub/deep/c"})
 
 
 @pytest.mark.parametrize("consolidated", [False, True])
@@ -89,7 +95,7 @@ def test_a_listing_that_fails_passes_over_nothing(
         consolidate(tmp_path / "one")
     refuse_to_list(monkeypatch, TimeoutError("no answer"))
     with pytest.raises(StorageError, match="no answer"):
-        array_paths(array_ref(tmp_path / "one"))
+        members_of(array_ref(tmp_path / "one"))
 
 
 def test_groups_are_compared_array_by_array(tmp_path: Path) -> None:
@@ -132,8 +138,82 @@ def test_arrays_of_another_shape_or_that_cannot_be_opened_differ(tmp_path: Path)
     assert [box.path for box in report.differing] == ["a", "sub/b"], "the others are compared"
     assert report.arrays == 3
     assert "cannot be opened in the target" in report.differing[1].reason
-    with pytest.raises(StorageError, match="other"):
-        rx.verify(tmp_path / "other", tmp_path / "one")
+    report = rx.verify(tmp_path / "other", tmp_path / "one")
+    assert [box.path for box in report.differing] == ["a", "sub/b"], "of the source, too"
+    assert "cannot be opened in the source" in report.differing[1].reason
+
+
+DAMAGES: dict[str, Callable[[str], str]] = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[:40],
+    "no object": lambda text: "[]",
+    "null": lambda text: "null",
+    "without members": lambda text: "{}",
+    "without a shape": lambda text: text.replace('"shape"', '"shade"'),
+    "of another kind": lambda text: text.replace('"array"', '"arrow"').replace('"zarr_format": 2', '"zarr_format": 5'),
+    "no text": lambda text: "\xff",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_that_cannot_be_opened_is_found_on_either_side_and_the_others_are_compared(
+    zarr_format: int, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # One of the source ended the comparison; without a shape it was passed over, on both sides without a word.
+    for name in ("one", "other", "third"):
+        make_group(tmp_path / name, (6, 2), zarr_format=zarr_format)
+    zarr.open_array(tmp_path / "third/sub/deep/c")[5, 3] = "x"
+    for name in ("one", "third"):
+        document = tmp_path / name / "sub/b" / {2: ".zarray", 3: "zarr.json"}[zarr_format]
+        document.write_text(DAMAGES[damage](document.read_text()), encoding="latin1")
+    sides: dict[tuple[str, str], list[tuple[str, tuple[int, ...], str]]] = {
+        ("one", "other"): [("sub/b", (6, 4), "cannot be opened in the source")],
+        ("other", "one"): [("sub/b", (6, 4), "cannot be opened in the target")],
+        ("one", "third"): [("sub/b", (), "source: .* in the target"), ("sub/deep/c", (6, 4), "")],
+    }
+    for (one, other), expected in sides.items():
+        found = rx.verify(tmp_path / one, tmp_path / other).differing
+        assert [(box.path, box.stop) for box in found] == [(path, stop) for path, stop, _ in expected]
+        assert all(re.search(reason, box.reason) for box, (_, _, reason) in zip(found, expected, strict=True))
+    assert main(["verify", str(tmp_path / "one"), str(tmp_path / "other")]) == 1
+    assert "sub/b (0, 0) to (6, 4): it cannot be opened in the source" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_group_that_cannot_be_opened_is_found_and_what_is_in_it_compared(zarr_format: int, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        make_group(tmp_path / name, (6, 2), zarr_format=zarr_format)
+    array = zarr.open_array(tmp_path / "one/sub/b")
+    array[5, 3] = array[5, 3] ^ 1  # type: ignore[operator]
+    (tmp_path / "other/sub" / {2: ".zgroup", 3: "zarr.json"}[zarr_format]).write_text("{torn")
+    for one, other, side in (("one", "other", "target"), ("other", "one", "source")):
+        report = rx.verify(tmp_path / one, tmp_path / other)
+        assert [(box.path, box.stop) for box in report.differing] == [("sub", ()), ("sub/b", (6, 4))]
+        assert f"cannot be opened in the {side}" in report.differing[0].reason
+
+
+def test_what_may_pass_while_members_are_opened_is_tried_again_and_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = MemoryStore(), MemoryStore()
+    make_group(one, (6, 2))
+    make_group(other, (6, 2))
+    get, left = MemoryStore.get, 2
+
+    async def busy(self: MemoryStore, key: str, *arguments: Any, **options: Any) -> Buffer | None:
+        nonlocal left
+        if key == "sub/b/zarr.json" and left:
+            left -= 1
+            raise BusyError(503)
+        return await get(self, key, *arguments, **options)
+
+    monkeypatch.setattr(MemoryStore, "get", busy)
+    monkeypatch.setattr(MemoryStore, "_supports_sync_io", False, raising=False)  # zarr 3.4 may read otherwise
+    with retry_policy(RetryPolicy(tries=3, first_wait_s=0.001)):
+        assert rx.verify(one, other).ok
+        assert not left
+        left = 10**6
+        with pytest.raises(StorageError, match="503"):
+            rx.verify(one, other)
 
 
 def test_damaged_chunks_of_a_member_are_named(tmp_path: Path) -> None:

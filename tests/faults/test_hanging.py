@@ -1,0 +1,135 @@
+"""Servers that take requests and never answer: a job that is to end ends, and says how to go on."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from zarr.core.sync import sync
+
+import rechunk_exec as rx
+from tests.conftest import needed_module
+from tests.executors.workers import PATIENCE_S, interrupted_when, started, wait_until
+from tests.jobs import assert_exact, make_array
+from tests.storage.test_object_stores import Ranged
+from tests.values import position_values
+from tests.webserver import served
+
+SHAPE, CHUNKS, SERIES = (8, 12, 10), (1, 12, 10), (8, 4, 5)
+LAYOUTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "direct": ("f4", "f4", {}),
+    "shards": ("f4", "f4", {"shards": (4, 12, 10)}),
+    "zarr": (zarr.dtype.VariableLengthUTF8(), object, {}),
+    "zarr shards": (zarr.dtype.VariableLengthUTF8(), object, {"shards": (4, 12, 10)}),
+}
+
+
+class Hanging(Ranged):
+    """Serves files; but once it is to hang, what has ``silent`` in its path is not answered before the test ends."""
+
+    silent = "/c/"
+    hangs = threading.Event()
+    over = threading.Event()
+    begun: Path | None = None
+    """It hangs as soon as this is there, too."""
+    waiting = 0
+
+    def send_head(self) -> Any:
+        hangs = self.hangs.is_set() or (self.begun is not None and self.begun.exists())
+        if self.silent in self.path and hangs:
+            type(self).waiting += 1
+            self.over.wait(PATIENCE_S * 3)
+            return None
+        return super().send_head()
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    needed_module("aiohttp")
+    Hanging.hangs.clear()
+    Hanging.over.clear()
+    Hanging.waiting, Hanging.begun = 0, None
+    with served(partial(Hanging, directory=str(tmp_path / "www"))) as address:
+        try:
+            yield address
+        finally:
+            Hanging.over.set()
+
+
+def make_source(folder: Path, layout: str) -> Any:
+    dtype, values, options = LAYOUTS[layout]
+    return make_array(folder / "www/a.zarr", SHAPE, CHUNKS, dtype, values=position_values(SHAPE, values), **options)
+
+
+def planned(address: str, target: Path, **options: Any) -> rx.Rechunked:
+    return rx.rechunk(f"{address}/a.zarr", SERIES, "1MB", target, executor="threads", progress=False, **options)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_interrupt_ends_a_job_whose_source_does_not_answer(layout: str, tmp_path: Path, web: str) -> None:
+    # It waited for the client's time-out, of minutes, and then for other tries.
+    source = make_source(tmp_path, layout)
+    job = planned(web, tmp_path / "t")
+    Hanging.hangs.set()
+    with interrupted_when(lambda: Hanging.waiting > 0):
+        try:
+            job.execute()
+        except KeyboardInterrupt as error:
+            told = error.__notes__
+            raise
+    assert not Hanging.over.is_set()
+    assert any("is unfinished" in note and "mode='resume'" in note for note in told)
+    Hanging.hangs.clear()
+    Hanging.over.set()
+    assert_exact(planned(web, tmp_path / "t", mode="resume").execute(), source)
+
+
+def test_requests_of_others_on_the_same_loop_go_on(tmp_path: Path, web: str) -> None:
+    make_source(tmp_path, "direct")
+    answer = threading.Event()
+
+    async def asked() -> str:
+        await asyncio.to_thread(answer.wait)
+        return "answered"
+
+    theirs: list[str] = []
+    thread = threading.Thread(target=lambda: theirs.append(sync(asked())))
+    thread.start()
+    job = planned(web, tmp_path / "t")
+    Hanging.hangs.set()
+    with interrupted_when(lambda: Hanging.waiting > 0):
+        job.execute()
+    answer.set()
+    thread.join()
+    assert theirs == ["answered"]
+
+
+PROGRAM = """
+import sys
+import rechunk_exec as rx
+rx.rechunk(sys.argv[1], (8, 4, 5), "1MB", sys.argv[2], executor="threads", progress=False, mode="resume").execute()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_whose_source_does_not_answer_ends_when_it_is_asked_to(
+    number: signal.Signals, tmp_path: Path, web: str
+) -> None:
+    make_source(tmp_path, "direct")
+    address = f"{web}/a.zarr"
+    Hanging.begun = tmp_path / "t/zarr.json"  # a plan looks at chunks, too
+    with started(sys.executable, "-c", PROGRAM, address, tmp_path / "t", stderr=subprocess.PIPE) as program:
+        wait_until(lambda: Hanging.waiting)
+        program.send_signal(number)
+        errors = program.communicate(timeout=PATIENCE_S)[1]
+    assert "is unfinished" in errors
+    assert "mode='resume'" in errors
