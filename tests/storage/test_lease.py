@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -263,6 +264,25 @@ def test_a_driver_whose_clock_is_behind_is_not_taken_for_dead(
     with pytest.raises(TargetExistsError, match="on elsewhere"), sole_writer(target):
         pass
     assert drivers_of(target) == ["rival"]
+
+
+def test_a_lock_that_cannot_be_removed_is_given_back_and_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a disk that the system makes read only, when it finds a fault, and that is mounted anew.
+    unlink = Path.unlink
+
+    def refuses_locks(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".lock":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuses_locks)
+        with pytest.raises(LookupError, match="mine"), sole_writer(target_of("local", tmp_path)):
+            raise LookupError("mine")
+    with sole_writer(target_of("local", tmp_path)):
+        pass
 
 
 def test_a_driver_that_was_taken_for_dead_stops(target: ArrayRef) -> None:
