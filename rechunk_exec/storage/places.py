@@ -26,7 +26,7 @@ from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.removal import moved_aside, remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import is_pattern, is_read_only, local_path, open_store
+from rechunk_exec.storage.stores import is_pattern, is_read_only, is_too_long, local_path, open_store
 from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
@@ -307,6 +307,9 @@ def is_temp_of(place: ArrayRef, job: str) -> bool:
     """
     if not holds_documents(place):
         return True
+    path = local_path(place)
+    if path is not None and is_too_long(path):
+        return False
     mark = _read_mark(place)
     return job in mark.splitlines() if mark is not None else _holds_half_a_mark(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import threading
@@ -234,6 +235,15 @@ def is_there(path: Path) -> bool:
     except OSError as error:
         raise StorageError(f"cannot look at {path}: {error}", permanent=isinstance(error, PermissionError)) from error
     return True
+
+
+def is_too_long(path: Path) -> bool:
+    """Whether the file system takes no name so long: then nothing is there."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 def local_path(ref: ArrayRef) -> Path | None:
