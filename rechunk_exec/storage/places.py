@@ -26,7 +26,7 @@ from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.removal import moved_aside, remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import is_pattern, is_read_only, is_too_long, local_path, open_store
+from rechunk_exec.storage.stores import is_read_only, is_too_long, local_path, open_store, refuse_name
 from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
@@ -238,11 +238,7 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
             )
         if is_read_only(ref):
             raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
-        if is_pattern(ref):
-            raise StorageError(
-                f"the {purpose} must have no *, ? or [ in its name, where fsspec removes what such a name is a pattern "
-                f"of; got {ref}; give another name, or a store of obstore"
-            )
+        refuse_name(ref, purpose)
         return
     there = path
     try:

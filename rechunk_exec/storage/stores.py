@@ -165,17 +165,28 @@ def is_read_only(ref: ArrayRef) -> bool:
     return bool(getattr(ref.store, "read_only", False))
 
 
-def is_pattern(ref: ArrayRef) -> bool:
-    """Whether removing an array would remove what has other names: fsspec takes some names for patterns."""
+def refuse_name(ref: ArrayRef, purpose: str) -> None:
+    """Raise :class:`StorageError` if fsspec removes, or lists, something else than what has the name of a place."""
     store: object = ref.store
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001 - zarr shows it no other way
-    if not has_magic(f"{getattr(store, 'path', store)}/{ref.path}"):
-        return False
-    if isinstance(store, str):
+    magic = has_magic(f"{getattr(store, 'path', store)}/{ref.path}")
+    if isinstance(store, str) and (magic or "//" in store.partition("://")[2]):
         store = open_store(ref, read_only=True)
     # Its local file system removes what is named so.
-    return isinstance(store, FsspecStore) and "local" not in getattr(store.fs, "sync_fs", store.fs).protocol
+    if not isinstance(store, FsspecStore) or "local" in getattr(store.fs, "sync_fs", store.fs).protocol:
+        return
+    if magic:
+        raise StorageError(
+            f"the {purpose} must have no *, ? or [ in its name, where fsspec removes what such a name is a pattern of; "
+            f"got {ref}; give another name, or a store of obstore"
+        )
+    bucket, slashes, _ = store.path.partition("//")
+    if bucket and slashes and "/" not in bucket:
+        raise StorageError(
+            f"the {purpose} must have one slash after the name of its bucket, where fsspec finds nothing in what has "
+            f"more; got {ref}; give it without the second one"
+        )
 
 
 def explicit_secret(store: object, depth: int = 4) -> str | None:
