@@ -82,7 +82,7 @@ def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str) -> ArrayRef |
     # Named by the target alone: who moves or copies the target with what is beside it can go on there.
     if target.path:
         return replace(target, path=target.path + _BESIDE)
-    return replace(target, store=target.store + _BESIDE) if isinstance(target.store, str) else None
+    return replace(target, store=target.store.rstrip("/") + _BESIDE) if isinstance(target.store, str) else None
 
 
 def _real_place(ref: ArrayRef) -> ArrayRef:

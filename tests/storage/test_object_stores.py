@@ -94,6 +94,12 @@ def test_intermediates_on_s3_for_a_target_on_disk(s3: Bucket, tmp_path: Path, ex
     assert s3.listed() == []
 
 
+def test_intermediates_beside_a_target_on_s3_whose_url_ends_in_a_slash(s3: Bucket) -> None:
+    make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
+    run(s3.url("source.zarr/"), s3.url("target.zarr/"), stages=2)
+    assert {key.partition("/")[0] for key in s3.listed()} == {"source.zarr", "target.zarr"}
+
+
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("purpose", ["target", "temp store"])
 def test_what_is_after_two_slashes_on_s3_is_not_written_to(
