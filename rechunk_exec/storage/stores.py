@@ -60,10 +60,10 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
     if isinstance(store, StorePath):
         return array_ref(store.store, "/".join(part for part in (store.path, path) if part), options)
     if isinstance(store, LocalStore):
-        return ArrayRef(store=os.path.abspath(store.root), path=path)
+        return ArrayRef(store=_absolute(store.root), path=path)
     archive = zip_file(store)
     if archive is not None and archive.suffix == ".zip":  # others are known as archives by their store alone
-        return ArrayRef(store=os.path.abspath(archive), path=path)
+        return ArrayRef(store=_absolute(archive), path=path)
     if isinstance(store, Store):
         return ArrayRef(store=store, path=path)
     if isinstance(store, str) and is_url(store) and (options or not store.startswith("local://")):
@@ -73,7 +73,7 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
     if isinstance(store, str) and not store:
         raise StorageError("a path must not be empty; got ''")
     if isinstance(store, (str, os.PathLike)) and not hasattr(store, "fs"):
-        return ArrayRef(store=os.path.abspath(Path(_local_path(os.fspath(store))).expanduser()), path=path)
+        return ArrayRef(store=_absolute(Path(_local_path(os.fspath(store))).expanduser()), path=path)
     return ArrayRef(store=_live_store(store), path=path)
 
 
@@ -263,6 +263,16 @@ def local_path(ref: ArrayRef) -> Path | None:
     if isinstance(root, str) and (is_url(root) or root.endswith(".zip")):
         return None
     return Path(root) / ref.path if isinstance(root, (str, Path)) else None
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"a relative path is taken from the working directory, and that of this process was removed; got "
+            f"{os.fspath(path)!r}; change to a folder that is there, or give an absolute path"
+        ) from error
 
 
 def _local_path(text: str) -> str:
