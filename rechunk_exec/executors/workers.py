@@ -164,7 +164,14 @@ class Workers:
         free = iter(set(range(self.size)) - {worker.slot for worker in self._there})
         while len(self._there) < size:
             slot = next(free)
-            self._there.append(WorkerProcess(slot, preparation, {**environment, **self.variables[slot]}))
+            try:
+                worker = WorkerProcess(slot, preparation, {**environment, **self.variables[slot]})
+            except OSError as error:
+                raise RechunkError(
+                    f"a worker process must start; got {error}, with {len(self._there)} of {size} there; give fewer "
+                    "workers, or raise the limits of processes, open files or memory"
+                ) from error
+            self._there.append(worker)
 
     def _collect(self) -> list[Outcome]:
         """Wait a while for replies and deaths; return the calls that ended."""

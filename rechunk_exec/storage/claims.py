@@ -60,9 +60,10 @@ class Claim:
         if self.system != this_system():
             return False
         try:
-            process = psutil.Process(self.pid)
+            if abs(process_began(self.pid) - self.pid_began) > 1:
+                return True
             # One that nobody has waited for holds its number, and does nothing any more.
-            return abs(process_began(process) - self.pid_began) > 1 or process.status() == psutil.STATUS_ZOMBIE
+            return psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE
         except (psutil.NoSuchProcess, ValueError, OverflowError):  # or no number of a process
             return True
         except psutil.Error:
@@ -74,9 +75,10 @@ class Claim:
         return time.time() - self.beat < STALE_S
 
 
-def process_began(process: psutil.Process) -> float:
+def process_began(pid: int) -> float:
     """Return when a process began, in seconds since the machine's last start, which no setting of clocks changes."""
-    return process.create_time() - psutil.boot_time()
+    booted = psutil.boot_time()  # first: some versions of psutil keep it for create_time
+    return psutil.Process(pid).create_time() - booted
 
 
 def running_driver(ref: ArrayRef) -> Claim | None:

@@ -28,8 +28,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-import psutil
-
 from rechunk_exec.errors import StorageError, TargetExistsError
 from rechunk_exec.storage import claims
 from rechunk_exec.storage.claims import (
@@ -57,6 +55,8 @@ WORKERS_LEAVE_S = 2.0
 _TRIES = 4
 _SOONER = 5
 """How many times sooner than a beat one that failed is made again."""
+_BEATS_APART_S = 1e-3
+"""By which a beat tells a later time than the one before, at least."""
 
 
 class Lease:
@@ -77,7 +77,7 @@ class Lease:
         """Held by who writes the claim or its beat, removes it, or looks for it."""
         self._stands = False
         """Whether the claim was written, and not removed by this driver."""
-        self._beaten = time.monotonic()
+        self._beaten = _clocks()
         """When the claim or a beat was written last, as far as others can have seen it."""
         self._has_beaten = False
         self._lost: TargetExistsError | None = None
@@ -217,7 +217,7 @@ class Lease:
 
         One clock stands still while a machine sleeps; the other may be set.
         """
-        return max(time.monotonic() - self._beaten, time.time() - self._claim.beat) > claims.STALE_S / 2
+        return max(now - then for now, then in zip(_clocks(), self._beaten, strict=True)) > claims.STALE_S / 2
 
     def _keep(self) -> None:
         """Beat until the end. What goes wrong may pass, as requests that fail do, and full disks; so it is tried on."""
@@ -258,11 +258,13 @@ class Lease:
             write_beat(self._documents, claim)
             self._beaten, self._claim = began, claim
 
-    def _now(self) -> tuple[float, Claim]:
-        """Return the time, and the claim as it is now."""
+    def _now(self) -> tuple[tuple[float, float], Claim]:
+        """Return the time, by both clocks, and the claim as it is now."""
         done, left, bytes_written = self._noted
-        claim = replace(self._claim, beat=time.time(), done=done, left=left, bytes_written=bytes_written)
-        return time.monotonic(), claim
+        began = _clocks()
+        # Where the clock was set back, others still see a later beat each time.
+        beat = max(began[1], self._claim.beat + _BEATS_APART_S)
+        return began, replace(self._claim, beat=beat, done=done, left=left, bytes_written=bytes_written)
 
 
 @contextmanager
@@ -288,7 +290,7 @@ def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
         host=platform.node(),
         system=this_system(),
         pid=os.getpid(),
-        pid_began=process_began(psutil.Process()),
+        pid_began=process_began(os.getpid()),
         began=now,
         beat=now,
     )
@@ -307,6 +309,11 @@ def sole_writer(ref: ArrayRef, *, documents: bool = True) -> Iterator[Lease]:
                     lease.give_back()
     finally:
         remove_empty(missing)  # those that were made, if nothing has come into them
+
+
+def _clocks() -> tuple[float, float]:
+    """Return the time by the clock that cannot be set, and by the one that all machines have."""
+    return time.monotonic(), time.time()
 
 
 def has_traces_of_drivers(ref: ArrayRef) -> bool:

@@ -39,7 +39,7 @@ def local_lock(ref: ArrayRef) -> Iterator[None]:
         yield
     finally:
         if os.getpid() == holder:  # a fork that ends has a copy, and leaves the file to its holder
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # what cannot be removed, as on a disk that is read only by now, is free too
                 lock.unlink()
         os.close(descriptor)
 

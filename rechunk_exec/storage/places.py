@@ -26,7 +26,7 @@ from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.removal import moved_aside, remove_array, remove_partials
 from rechunk_exec.storage.sessions import holds_documents, refuse_resume
 from rechunk_exec.storage.stored import open_array
-from rechunk_exec.storage.stores import is_pattern, is_read_only, local_path, open_store
+from rechunk_exec.storage.stores import is_read_only, is_too_long, local_path, open_store, refuse_name
 from rechunk_exec.tasks import ArrayRef
 
 _MARKER = ".rechunk_exec-temp"
@@ -82,7 +82,7 @@ def temp_place(target: ArrayRef, temp: ArrayRef | None, name: str) -> ArrayRef |
     # Named by the target alone: who moves or copies the target with what is beside it can go on there.
     if target.path:
         return replace(target, path=target.path + _BESIDE)
-    return replace(target, store=target.store + _BESIDE) if isinstance(target.store, str) else None
+    return replace(target, store=target.store.rstrip("/") + _BESIDE) if isinstance(target.store, str) else None
 
 
 def _real_place(ref: ArrayRef) -> ArrayRef:
@@ -238,11 +238,7 @@ def refuse_unwritable(ref: ArrayRef, needed_bytes: int, purpose: str) -> None:
             )
         if is_read_only(ref):
             raise StorageError(f"the {purpose} must be writable; got the read-only store {ref}")
-        if is_pattern(ref):
-            raise StorageError(
-                f"the {purpose} must have no *, ? or [ in its name, where fsspec removes what such a name is a pattern "
-                f"of; got {ref}; give another name, or a store of obstore"
-            )
+        refuse_name(ref, purpose)
         return
     there = path
     try:
@@ -307,6 +303,9 @@ def is_temp_of(place: ArrayRef, job: str) -> bool:
     """
     if not holds_documents(place):
         return True
+    path = local_path(place)
+    if path is not None and is_too_long(path):
+        return False
     mark = _read_mark(place)
     return job in mark.splitlines() if mark is not None else _holds_half_a_mark(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import threading
@@ -60,10 +61,10 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
     if isinstance(store, StorePath):
         return array_ref(store.store, "/".join(part for part in (store.path, path) if part), options)
     if isinstance(store, LocalStore):
-        return ArrayRef(store=os.path.abspath(store.root), path=path)
+        return ArrayRef(store=_absolute(store.root), path=path)
     archive = zip_file(store)
     if archive is not None and archive.suffix == ".zip":  # others are known as archives by their store alone
-        return ArrayRef(store=os.path.abspath(archive), path=path)
+        return ArrayRef(store=_absolute(archive), path=path)
     if isinstance(store, Store):
         return ArrayRef(store=store, path=path)
     if isinstance(store, str) and is_url(store) and (options or not store.startswith("local://")):
@@ -73,7 +74,7 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
     if isinstance(store, str) and not store:
         raise StorageError("a path must not be empty; got ''")
     if isinstance(store, (str, os.PathLike)) and not hasattr(store, "fs"):
-        return ArrayRef(store=os.path.abspath(Path(_local_path(os.fspath(store))).expanduser()), path=path)
+        return ArrayRef(store=_absolute(Path(_local_path(os.fspath(store))).expanduser()), path=path)
     return ArrayRef(store=_live_store(store), path=path)
 
 
@@ -165,17 +166,28 @@ def is_read_only(ref: ArrayRef) -> bool:
     return bool(getattr(ref.store, "read_only", False))
 
 
-def is_pattern(ref: ArrayRef) -> bool:
-    """Whether removing an array would remove what has other names: fsspec takes some names for patterns."""
+def refuse_name(ref: ArrayRef, purpose: str) -> None:
+    """Raise :class:`StorageError` if fsspec removes, or lists, something else than what has the name of a place."""
     store: object = ref.store
     while isinstance(store, WrapperStore):
         store = store._store  # noqa: SLF001 - zarr shows it no other way
-    if not has_magic(f"{getattr(store, 'path', store)}/{ref.path}"):
-        return False
-    if isinstance(store, str):
+    magic = has_magic(f"{getattr(store, 'path', store)}/{ref.path}")
+    if isinstance(store, str) and (magic or "//" in store.partition("://")[2]):
         store = open_store(ref, read_only=True)
     # Its local file system removes what is named so.
-    return isinstance(store, FsspecStore) and "local" not in getattr(store.fs, "sync_fs", store.fs).protocol
+    if not isinstance(store, FsspecStore) or "local" in getattr(store.fs, "sync_fs", store.fs).protocol:
+        return
+    if magic:
+        raise StorageError(
+            f"the {purpose} must have no *, ? or [ in its name, where fsspec removes what such a name is a pattern of; "
+            f"got {ref}; give another name, or a store of obstore"
+        )
+    bucket, slashes, _ = store.path.partition("//")
+    if bucket and slashes and "/" not in bucket:
+        raise StorageError(
+            f"the {purpose} must have one slash after the name of its bucket, where fsspec finds nothing in what has "
+            f"more; got {ref}; give it without the second one"
+        )
 
 
 def explicit_secret(store: object, depth: int = 4) -> str | None:
@@ -239,12 +251,31 @@ def is_there(path: Path) -> bool:
     return Requests().make(request, "look at", str(path))
 
 
+def is_too_long(path: Path) -> bool:
+    """Whether the file system takes no name so long: then nothing is there."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
+
+
 def local_path(ref: ArrayRef) -> Path | None:
     """Return where the array is on a local disk, or None if it is not on one."""
     root = ref.store.root if isinstance(ref.store, LocalStore) else ref.store
     if isinstance(root, str) and (is_url(root) or root.endswith(".zip")):
         return None
     return Path(root) / ref.path if isinstance(root, (str, Path)) else None
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"a relative path is taken from the working directory, and that of this process was removed; got "
+            f"{os.fspath(path)!r}; change to a folder that is there, or give an absolute path"
+        ) from error
 
 
 def _local_path(text: str) -> str:

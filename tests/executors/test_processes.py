@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -71,6 +72,22 @@ def test_nothing_is_started_before_it_is_needed_and_nothing_is_left() -> None:
     assert len(set(psutil.Process().children(recursive=True)) - before) == 2
     executor.close()
     assert set(psutil.Process().children(recursive=True)) == before
+
+
+@pytest.mark.parametrize("code", ["EAGAIN", "EMFILE", "ENOMEM"])
+def test_a_system_that_starts_no_more_processes_is_told(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    # It was an OSError of subprocess, which names no remedy.
+    number = getattr(errno, code)
+
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with ProcessesExecutor(1) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", refuses)
+            with pytest.raises(RechunkError, match=f"a worker process must start; got .*{os.strerror(number)}"):
+                list(pool.map(abs, [-1]))
+        assert list(pool.map(abs, [-2])) == [2]
 
 
 def test_workers_that_do_not_end_by_themselves_are_killed_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -407,6 +407,14 @@ def test_replacing_an_unfinished_job_leaves_none_of_its_intermediates(changed: d
     assert {path.name for path in tmp_path.iterdir()} - {"elsewhere"} == {"source", "target"}
 
 
+def test_an_unfinished_target_of_a_name_too_long_for_intermediates_beside_it_is_replaced(
+    folder: Path, source: ZarrArray
+) -> None:
+    target = folder / ("x" * 250)
+    stop_after(FIRST + 5, wanted(folder, mode="fail", target_store=target))
+    assert_exact(wanted(folder, mode="overwrite", target_store=target).execute(), source)
+
+
 def test_intermediates_elsewhere_of_a_job_that_is_replaced_are_named(
     folder: Path, source: ZarrArray, caplog: pytest.LogCaptureFixture
 ) -> None:

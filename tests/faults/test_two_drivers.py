@@ -171,7 +171,7 @@ def test_the_claim_of_a_process_that_has_ended_is_taken_at_once(
 
 def test_a_process_that_nobody_has_waited_for_has_ended(tmp_path: Path, source: ZarrArray) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as zombie:
-        claim_of(tmp_path / "target", pid=zombie.pid, pid_began=claims.process_began(psutil.Process(zombie.pid)))
+        claim_of(tmp_path / "target", pid=zombie.pid, pid_began=claims.process_began(zombie.pid))
         with pytest.raises(rx.TargetExistsError, match=rf"process {zombie.pid} on"):
             copy_to(source, tmp_path / "target")
         os.kill(zombie.pid, signal.SIGKILL)

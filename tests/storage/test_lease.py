@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def own_claim(**fields: object) -> Claim:
         host="elsewhere",
         system=claims.this_system(),
         pid=os.getpid(),
-        pid_began=claims.process_began(psutil.Process()),
+        pid_began=claims.process_began(os.getpid()),
         began=now,
         beat=now,
     )
@@ -72,11 +73,30 @@ def test_a_clock_that_is_set_does_not_make_a_process_dead(monkeypatch: pytest.Mo
     assert not claim.is_dead()
 
 
+def test_a_clock_that_was_set_since_psutil_looked_at_it_does_not_make_a_process_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Up to 7.0 it keeps the time of the system's start for create_time, until boot_time is called again.
+    began, kept, booted = claims.process_began(os.getpid()), [1e9], [1e9]
+
+    def boot_time() -> float:
+        kept[0] = booted[0]
+        return kept[0]
+
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: began + kept[0])
+    monkeypatch.setattr(psutil, "boot_time", boot_time)
+    claim = own_claim()
+    booted[0] += 3600
+    assert not claim.is_dead()
+    booted[0] -= 7200
+    assert own_claim().pid_began == pytest.approx(began)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         lambda: {"pid": ended_process()},
-        lambda: {"pid_began": claims.process_began(psutil.Process()) - 60},
+        lambda: {"pid_began": claims.process_began(os.getpid()) - 60},
         lambda: {"pid": -1},
         lambda: {"pid": 2**62},
     ],
@@ -89,7 +109,7 @@ def test_a_process_that_is_gone_is_dead(fields: Callable[[], dict[str, object]])
 def test_a_process_that_nobody_has_waited_for_is_dead() -> None:
     # A driver killed in a container whose first process waits for nobody kept its claim for ever.
     process = subprocess.Popen([sys.executable, "-c", ""])
-    began = claims.process_began(psutil.Process(process.pid))
+    began = claims.process_began(process.pid)
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert own_claim(pid=process.pid, pid_began=began).is_dead()
@@ -263,6 +283,40 @@ def test_a_driver_whose_clock_is_behind_is_not_taken_for_dead(
     with pytest.raises(TargetExistsError, match="on elsewhere"), sole_writer(target):
         pass
     assert drivers_of(target) == ["rival"]
+
+
+def test_a_driver_whose_clock_is_set_back_beats_on(target: ArrayRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Beats that were older than the claim counted for nothing: a driver that lived was taken for dead.
+    with sole_writer(target) as held:
+        beats: list[float] = []
+        clock = time.time()
+        for behind_s in (3600, 3590):
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda behind_s=behind_s: clock - behind_s)
+                held.beat()
+            driver = running_driver(target)
+            assert driver is not None
+            beats.append(driver.beat)
+        assert beats[0] < beats[1], "who watches sees no beat"
+
+
+def test_a_lock_that_cannot_be_removed_is_given_back_and_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a disk that the system makes read only, when it finds a fault, and that is mounted anew.
+    unlink = Path.unlink
+
+    def refuses_locks(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".lock":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuses_locks)
+        with pytest.raises(LookupError, match="mine"), sole_writer(target_of("local", tmp_path)):
+            raise LookupError("mine")
+    with sole_writer(target_of("local", tmp_path)):
+        pass
 
 
 def test_a_driver_that_was_taken_for_dead_stops(target: ArrayRef) -> None:

@@ -94,6 +94,30 @@ def test_intermediates_on_s3_for_a_target_on_disk(s3: Bucket, tmp_path: Path, ex
     assert s3.listed() == []
 
 
+def test_intermediates_beside_a_target_on_s3_whose_url_ends_in_a_slash(s3: Bucket) -> None:
+    make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
+    run(s3.url("source.zarr/"), s3.url("target.zarr/"), stages=2)
+    assert {key.partition("/")[0] for key in s3.listed()} == {"source.zarr", "target.zarr"}
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("purpose", ["target", "temp store"])
+def test_what_is_after_two_slashes_on_s3_is_not_written_to(
+    s3: Bucket, tmp_path: Path, purpose: str, live: bool
+) -> None:
+    # s3fs lists nothing there: another driver was not seen, and an array that was replaced not removed.
+    source = make_array(tmp_path / "source", SHAPE, EPOCHS)
+    place: Any = s3.store("/a.zarr") if live else s3.url("/a.zarr")
+    places = {"target_store": s3.url("b.zarr"), "temp_store": place}
+    if purpose == "target":
+        places = {"target_store": place}
+    with pytest.raises(rx.StorageError, match=f"the {purpose} must have one slash after the name of its bucket"):
+        rx.rechunk(
+            source, SERIES, TWO_STAGES, executor="serial", cost_model=QUICK_STAGES, progress=False, **places
+        ).execute()
+    assert s3.listed() == []
+
+
 def test_the_endpoint_may_be_an_option(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     options = {"endpoint_url": s3.address}

@@ -33,6 +33,17 @@ def test_names_of_local_stores_become_absolute_paths(tmp_path: Path, monkeypatch
     assert array_ref(StorePath(LocalStore("a b"), "x"), "y") == ArrayRef(store=str(tmp_path / "a b"), path="x/y")
 
 
+def test_a_relative_path_without_a_working_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It was a FileNotFoundError of os.getcwd, which names nothing.
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for store in ("a.zarr", LocalStore("a.zarr")):
+        with pytest.raises(StorageError, match=r"working directory.* was removed; got 'a\.zarr'"):
+            array_ref(store)
+    assert array_ref(tmp_path / "b").store == str(tmp_path / "b")
+
+
 @pytest.mark.parametrize("name", ["a%20b", "ü%C3", "a#b", "a?b=1", "%", "a b", "~", "a\nb", "[*]"])
 def test_each_character_of_a_file_url_stands_for_itself_as_in_fsspec_and_zarr(tmp_path: Path, name: str) -> None:
     for start in ("file://", "file:", "local://"):
