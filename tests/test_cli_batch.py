@@ -89,6 +89,41 @@ def test_failed_tells_why_and_writes_the_lines_to_a_file_of_their_own(tmp_path: 
     assert_exact(zarr.open_array(tmp_path / "target.zarr", mode="r"), source)
 
 
+@pytest.mark.parametrize(
+    "name, code, said",
+    [
+        ("source.zarr/zarr.json", 3, "outside the arrays"),
+        ("target.zarr/.rechunk_exec/job.json", 3, "outside the arrays"),
+        ("linked/c/0/0", 3, "outside the arrays"),
+        ("jobs.jsonl", 3, "another file"),
+        ("also.jsonl", 3, "another file"),
+        ("notes.json", 1, "something else"),
+    ],
+)
+def test_lines_that_failed_replace_nothing_but_a_file_of_jobs(
+    tmp_path: Path, source: ZarrArray, name: str, code: int, said: str
+) -> None:
+    jobs, _, _ = init(tmp_path)
+    (tmp_path / "notes.json").write_text('{"rechunk_exec":1}')
+    (tmp_path / "linked").symlink_to(tmp_path / "source.zarr")
+    (tmp_path / "also.jsonl").symlink_to(jobs)
+    before = snapshot(tmp_path)
+    assert said in run("failed", jobs, "--to", tmp_path / name, code=code).stderr
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "resume"])
+def test_init_replaces_nothing_but_a_file_of_jobs(tmp_path: Path, source: ZarrArray, mode: str) -> None:
+    init(tmp_path)
+    (tmp_path / "notes.json").write_text("somebody's")
+    (tmp_path / "linked").symlink_to(tmp_path / "source.zarr")
+    before = snapshot(tmp_path)
+    for name, code, said in (("notes.json", 1, "something else"), ("linked/zarr.json", 3, "outside the arrays")):
+        words = ("--jobs", tmp_path / name, "--mode", mode, *LAYOUT)
+        assert said in run("init", tmp_path / "source.zarr", tmp_path / "target.zarr", *words, code=code).stderr
+    assert snapshot(tmp_path) == before
+
+
 def test_init_does_as_the_mode_says(tmp_path: Path, source: ZarrArray) -> None:
     jobs, first, second = init(tmp_path)
     before = snapshot(tmp_path)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from rechunk_exec.errors import PlanError, SerializationError
-from rechunk_exec.storage import LinesFile, LinesWriter
+from rechunk_exec.storage import LinesFile, LinesWriter, array_ref, location
 from rechunk_exec.tasks import ArrayRef, CopyTask, Stage
 
 _NUMBERS = re.compile(r'\{"rechunk_exec":\d+,"type":"CopyTask","stage":(\d+),"index":(\d+),')
@@ -71,7 +71,20 @@ class JobsFile:
         return low
 
     def copy(self, numbers: Sequence[int], name: str) -> None:
-        """Write some of the lines to a file of their own, in place of what is there."""
+        """Write some of the lines to a file of their own, in place of a file of jobs that is there.
+
+        Raises
+        ------
+        PlanError
+            If it would be this file, or lie in one of the job's arrays.
+        StorageError
+            If what is there is no file of jobs, or the file cannot be written.
+        """
+        if location(array_ref(name)).overlaps(location(array_ref(self.name))):
+            raise PlanError(f"some lines of a file of jobs go to another file; got {name} for both; give another name")
+        if len(self):
+            ends = self.task(0), self.task(len(self) - 1)
+            refuse_inside(name, [place for task in ends for place in (task.source, task.target, task.journal) if place])
         lines = [self._lines[number].rstrip() for number in numbers]
         width = max((len(line.encode()) for line in lines), default=0)
         with open_lines(name, replace_it=True) as writer:
@@ -102,10 +115,14 @@ class JobsFile:
         return task.stage, task.index
 
 
+def _begins_a_jobs_file(beginning: str) -> bool:
+    return _NUMBERS.match(beginning) is not None
+
+
 @contextmanager
 def open_lines(name: str, *, replace_it: bool) -> Iterator[LinesWriter]:
     """Write a file of lines, which is there, whole, after the context; nothing is left if that fails."""
-    writer = LinesWriter(name, replace=replace_it)
+    writer = LinesWriter(name, replace=_begins_a_jobs_file if replace_it else None)
     try:
         yield writer
         writer.commit()
@@ -142,9 +159,9 @@ def _longest(stage: Stage) -> CopyTask:
 
 def refuse_inside(name: str, places: Sequence[ArrayRef]) -> None:
     """Raise :class:`PlanError` if a file of jobs is to lie in one of the job's arrays."""
+    where = location(array_ref(name))
     for place in places:
-        root = str(place)
-        if os.path.abspath(name) == root or os.path.abspath(name).startswith(f"{root}/") or name.startswith(f"{root}/"):
+        if where.overlaps(location(place)):
             raise PlanError(
-                f"a file of jobs must lie outside the arrays of its job; got {name} in {root}; give another name"
+                f"a file of jobs must lie outside the arrays of its job; got {name} in {place}; give another name"
             )

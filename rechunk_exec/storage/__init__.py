@@ -51,7 +51,7 @@ from rechunk_exec.storage.journal import (
 from rechunk_exec.storage.lease import Lease, has_traces_of_drivers, sole_writer
 from rechunk_exec.storage.lines import LinesFile, LinesWriter, remove_abandoned_lines
 from rechunk_exec.storage.links import refuse_links_into
-from rechunk_exec.storage.locations import refuse_overlap
+from rechunk_exec.storage.locations import location, refuse_overlap
 from rechunk_exec.storage.members import Members, members_of
 from rechunk_exec.storage.objects import LocalObjects, Objects, objects_of
 from rechunk_exec.storage.pieces import PieceWriter, in_pieces
@@ -146,6 +146,7 @@ __all__ = [
     "layout_differences",
     "layout_members",
     "local_path",
+    "location",
     "lz4_options",
     "mark_temp",
     "members_of",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -125,8 +125,8 @@ class LinesWriter:
     ----------
     name : str
         A path, or the URL of an object, which is held in memory until the end.
-    replace : bool
-        Whether a file of this name may be there.
+    replace : callable, optional
+        Whether a file that begins like this, and lies there, may be replaced; an empty one may. If not given none may.
 
     Raises
     ------
@@ -134,13 +134,21 @@ class LinesWriter:
         If it cannot be written, or is there and is not to be replaced.
     """
 
-    def __init__(self, name: str, *, replace: bool) -> None:
+    def __init__(self, name: str, *, replace: Callable[[str], bool] | None = None) -> None:
         objects, key = _place(name, read_only=False)
-        if not replace and _size(objects, key) is not None:
+        size = _size(objects, key)
+        if size is not None and replace is None:
             raise StorageError(
                 f"a file of jobs is not replaced unasked; there is one at {name}; give another name, or "
                 "mode='overwrite' or 'resume'"
             )
+        if size and replace is not None:
+            beginning = objects.read(key, start=0, length=min(size, _FIRST_BYTES))
+            if beginning is not None and not replace(bytes(beginning).decode(errors="replace")):
+                raise StorageError(
+                    f"a file of jobs replaces nothing but a file of jobs; there is something else at {name}; give "
+                    "another name"
+                )
         self.name = name
         self._lock = -1
         self._writer = self._begin(objects, key)

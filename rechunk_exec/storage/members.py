@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 import zarr
 from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import Buffer, default_buffer_prototype
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.documents import list_names
@@ -18,6 +19,9 @@ from rechunk_exec.tasks import ArrayRef
 
 _NODE_DOCUMENTS = {2: (".zarray", ".zgroup"), 3: ("zarr.json",)}
 """Where there is one of these, by zarr format, there is a node."""
+_OF_GROUPS = (("zarr.json", "node_type", "group"), (".zgroup", "zarr_format", 2))
+"""Documents of groups, and what each of them says of a member."""
+_NO_GROUP = "its metadata are neither an array's nor a group's"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ def members_of(ref: ArrayRef) -> Members | None:
             node = zarr.open(store=persistent(store), path=ref.path, mode="r")
             if isinstance(node, zarr.Array):
                 return None
+            if not _says_group(store, ref.path):
+                raise StorageError(f"no array or group could be opened at {ref}: {_NO_GROUP}")
             found = Members()
             consolidated = node.metadata.consolidated_metadata is not None
             if consolidated:
@@ -99,8 +105,23 @@ def _walk(store: Store, root: str, path: str, found: Members) -> None:
             found.arrays.add(inner)
         elif member is not None and zarr_format == 2 and _is_there(store, f"{_joined(place, name)}/.zarray"):
             found.damaged[inner] = "its .zarray is damaged"  # zarr takes one without members for a group
+        elif member is not None and not _says_group(store, _joined(place, name)):
+            found.damaged[inner] = _NO_GROUP
         elif member is not None:
             _walk(store, root, inner, found)
+
+
+def _says_group(store: Store, path: str) -> bool:
+    """Whether what zarr takes for a group says so in its document: zarr asks for no more than that there is one."""
+    for name, member, value in _OF_GROUPS:
+        document = _document(store, _joined(path, name))
+        if document is not None:
+            try:
+                content = json.loads(document.to_bytes())
+            except ValueError:
+                return False
+            return isinstance(content, dict) and content.get(member) == value
+    return True  # what consolidated metadata name need not have one
 
 
 def _is_node(store: Store, path: str, zarr_format: int) -> bool:
@@ -108,7 +129,11 @@ def _is_node(store: Store, path: str, zarr_format: int) -> bool:
 
 
 def _is_there(store: Store, key: str) -> bool:
-    return sync(persistent(store).get(key, default_buffer_prototype())) is not None
+    return _document(store, key) is not None
+
+
+def _document(store: Store, key: str) -> Buffer | None:
+    return sync(persistent(store).get(key, default_buffer_prototype()))
 
 
 def _joined(path: str, name: str) -> str:

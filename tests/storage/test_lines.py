@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rechunk_exec.errors import SerializationError
+from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.storage import LinesFile, LinesWriter
 from rechunk_exec.storage.files import ABANDONED_S
 
 
 def begun(place: Path) -> LinesWriter:
-    writer = LinesWriter(str(place), replace=True)
+    writer = LinesWriter(str(place), replace=lambda beginning: beginning == "a line    \n")
     writer.write("a line", 10)
     return writer
 
@@ -31,6 +31,18 @@ def abandoned(place: Path) -> Path:
     partial = place.with_name(f".{place.name}.0123456789ab.partial")
     partial.write_text("half a li")
     return partial
+
+
+def test_only_what_may_be_replaced_is(place: Path) -> None:
+    place.write_text("another line\n")
+    with pytest.raises(StorageError, match="something else"):
+        begun(place)
+    assert place.read_text() == "another line\n"
+    place.write_text("")
+    for _ in range(2):
+        begun(place).commit()
+        assert place.read_text() == "a line    \n"
+    assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,19 @@ def test_a_group_that_cannot_be_opened_is_found_and_what_is_in_it_compared(zarr_
         assert f"cannot be opened in the {side}" in report.differing[0].reason
 
 
+@pytest.mark.parametrize("name, content", [("zarr.json", '{"zarr_format": 3}'), ("zarr.json", "{}"), (".zgroup", "{}")])
+def test_what_does_not_say_that_it_is_a_group_is_none(name: str, content: str, tmp_path: Path) -> None:
+    # zarr takes it for a group: two of these held the same arrays, none.
+    for side in ("one", "other"):
+        make_group(tmp_path / side, (6, 2), zarr_format=3 if name == "zarr.json" else 2)
+        (tmp_path / side / "sub" / name).write_text(content)
+    (box,) = rx.verify(tmp_path / "one", tmp_path / "other").differing
+    assert (box.path, box.reason.count("cannot be opened in the")) == ("sub", 2)
+    (tmp_path / "one" / name).write_text(content)
+    with pytest.raises(StorageError, match="neither an array's nor a group's"):
+        rx.verify(tmp_path / "one", tmp_path / "other")
+
+
 def test_what_may_pass_while_members_are_opened_is_tried_again_and_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = MemoryStore(), MemoryStore()
     make_group(one, (6, 2))
