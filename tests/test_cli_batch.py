@@ -117,11 +117,12 @@ def test_init_replaces_nothing_but_a_file_of_jobs(tmp_path: Path, source: ZarrAr
     init(tmp_path)
     (tmp_path / "notes.json").write_text("somebody's")
     (tmp_path / "linked").symlink_to(tmp_path / "source.zarr")
-    before = snapshot(tmp_path)
+    before = {name: content for name, (_, content) in snapshot(tmp_path).items()}
     for name, code, said in (("notes.json", 1, "something else"), ("linked/zarr.json", 3, "outside the arrays")):
         words = ("--jobs", tmp_path / name, "--mode", mode, *LAYOUT)
         assert said in run("init", tmp_path / "source.zarr", tmp_path / "target.zarr", *words, code=code).stderr
-    assert snapshot(tmp_path) == before
+    # The driver's claim comes and goes, so the time of its folder is another one.
+    assert {name: content for name, (_, content) in snapshot(tmp_path).items()} == before
 
 
 def test_init_does_as_the_mode_says(tmp_path: Path, source: ZarrArray) -> None:
