@@ -46,6 +46,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Store]:
         yield MemoryStore() if kind == "memory" else LocalStore(tmp_path / "a.zarr")
 
 
+@pytest.fixture(autouse=True)
+def no_retries_of_other_tests() -> None:
+    take_retries()  # they are counted by thread
+
+
 def made(store: Store, place: str, chunk: tuple[int, ...] = CHUNK) -> ArrayRef:
     shards: Any = {"shape": SHARD, "index_location": place}
     ref = make(store, SHAPE, chunk, TEXT, values=VALUES, shards=shards, overwrite=True)
@@ -59,7 +64,6 @@ def test_a_torn_shard_is_an_error_for_good(store: Store, place: str, chunk: tupl
     # An empty one was fill value where it is read whole; and errors of zarr were tried again.
     ref = made(store, place, chunk)
     whole = content(store)
-    take_retries()  # those of this thread before
     for size in sorted({0, 3, 40, len(whole) // 2, len(whole) - 1}):
         put(store, whole[:size])
         with pytest.raises(StorageError, match=KEY) as caught:
