@@ -232,7 +232,7 @@ class _Answers(WrapperStore[Store]):
             size = await self.getsize(key)
         except FileNotFoundError:
             raise _gone(key) from None
-        except Exception:  # noqa: BLE001 - asked after a failure, to tell of which kind that was
+        except Exception:  # noqa: BLE001 - the failure that led here is raised by who asks
             return
         needed = byte_range.end if isinstance(byte_range, RangeByteRequest) else _wanted(byte_range)
         if size < needed:

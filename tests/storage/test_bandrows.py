@@ -20,10 +20,10 @@ from tests.storage.test_bands import Decoded, made, region_of, smooth
 from tests.values import position_values, same_bits
 
 
-def stacked(path: Path, values: np.ndarray[Any, Any], block: int, cname: str = "zstd") -> None:
+def stacked(path: Path, values: np.ndarray[Any, Any], block: int, cname: Any = "zstd") -> None:
     """Each epoch one Blosc chunk of such blocks."""
     itemsize = values.dtype.itemsize
-    compressor = BloscCodec(cname=cname, clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=block)  # type: ignore[arg-type]
+    compressor = BloscCodec(cname=cname, clevel=1, shuffle="shuffle", typesize=itemsize, blocksize=block)
     zarr.create_array(path, data=values, chunks=(1, *values.shape[1:]), compressors=compressor)
 
 
