@@ -149,6 +149,7 @@ class Rechunked:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
             requests = stack.enter_context(EndRequests())
+            stack.enter_context(storage.requests_of_driver())
             if self._session is not None:
                 stack.enter_context(self._session.job())
             check_stages(parts.executor, self.stages)
@@ -170,6 +171,7 @@ class Rechunked:
                 if self._session is not None:
                     self._session.commit(self._work.design.like)
             except BaseException as error:
+                storage.interrupted(error)
                 if lease.is_ours():
                     tell_what_is_left(error, self._work)
                 raise
@@ -217,6 +219,7 @@ class Rechunked:
             if parts.owned and hasattr(parts.executor, "close"):
                 stack.callback(parts.executor.close)
             stack.enter_context(EndRequests())
+            stack.enter_context(storage.requests_of_driver())
             batch.refuse_unnamed(work.stages)
             temp = work.temp if work.intermediates else None
             batch.refuse_inside(name, [self._work.places.source, target, *([] if temp is None else [temp])])
@@ -238,6 +241,7 @@ class Rechunked:
                 if not count:
                     self._finish_without_lines(begun, lease)
             except BaseException as error:
+                storage.interrupted(error)
                 if lease.is_ours():
                     tell_what_is_left(error, work)
                 raise

@@ -17,7 +17,7 @@ from typing import Self
 from rechunk_exec.copy import noted_by
 from rechunk_exec.errors import RechunkError, TaskError
 from rechunk_exec.results import Event, TaskFailure, TaskResult
-from rechunk_exec.storage import MERGED_AT_ONCE, Journal, Lease
+from rechunk_exec.storage import MERGED_AT_ONCE, Journal, Lease, interrupted, thread_of_driver
 
 WRITE_S = 1.0
 """How often results are written."""
@@ -58,7 +58,7 @@ class Keeper:
         self._written = 0
         self._failure: Exception | None = None
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="rechunk_exec-journal", daemon=True)
+        self._thread = thread_of_driver(self._keep, "rechunk_exec-journal")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -69,6 +69,7 @@ class Keeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        interrupted(error)
         self._offer.close()
         self._end.set()
         self._thread.join()

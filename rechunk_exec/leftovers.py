@@ -47,7 +47,10 @@ def _left(error: BaseException, work: Undertaking) -> str:
         if storage.read_finished(target) is not None:
             return f"the target {target} is finished"
     except RechunkError:
-        return f"the target {target} may be unfinished: its journal cannot be read now"
+        return (
+            f"the target {target} may be unfinished: its journal cannot be read now; once it can be, the same call "
+            "with mode='resume' goes on, or says why not"
+        )
     left = f"the target {target} is unfinished"
     with suppress(RechunkError):  # what went wrong with the journal is told already
         left += f": {len(Journal(target, job).results())} of {work.plan.tasks} tasks are done"

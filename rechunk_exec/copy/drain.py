@@ -9,6 +9,7 @@ from contextvars import copy_context
 from typing import TypeVar
 
 from rechunk_exec.copy.buffers import ScratchBuffers
+from rechunk_exec.storage.unanswered import GRACE_S, requests_apart
 
 Work = TypeVar("Work")
 
@@ -41,12 +42,15 @@ def drain(
     if helpers is None:
         loop(scratches[0])
     else:
-        running = [helpers.submit(copy_context().run, loop, scratch) for scratch in scratches]
-        try:
-            wait(running)
-        except BaseException as error:  # noqa: BLE001 - raised below. Ctrl-C: let no thread write on after the task has ended
-            failures.append(error)
-            wait(running)
+        with requests_apart() as requests:
+            running = [helpers.submit(copy_context().run, loop, scratch) for scratch in scratches]
+            try:
+                wait(running)
+            except BaseException as error:  # noqa: BLE001 - raised below. Ctrl-C: let no thread write on after the task has ended
+                failures.append(error)
+                if wait(running, timeout=GRACE_S).not_done:
+                    requests.give_up()
+                wait(running)
     if failures:
         raise failures[0]
 

@@ -86,6 +86,7 @@ from rechunk_exec.storage.shardreader import ShardReader
 from rechunk_exec.storage.stored import StoredArray, describe, open_array
 from rechunk_exec.storage.stores import array_ref, is_url, local_path
 from rechunk_exec.storage.translate import dimension_names
+from rechunk_exec.storage.unanswered import interrupted, requests_of_driver, thread_of_driver
 from rechunk_exec.storage.viazarr import ZarrReader, ZarrWriter
 from rechunk_exec.tasks import ArrayRef
 
@@ -141,6 +142,7 @@ __all__ = [
     "hidden_from_processes",
     "holds_documents",
     "intermediate_place",
+    "interrupted",
     "is_temp_of",
     "is_url",
     "layout_differences",
@@ -170,6 +172,7 @@ __all__ = [
     "remove_partial_documents",
     "remove_partials",
     "remove_temp",
+    "requests_of_driver",
     "restore",
     "retry_policy",
     "reveal",
@@ -180,6 +183,7 @@ __all__ = [
     "take_retries",
     "temp_form",
     "temp_place",
+    "thread_of_driver",
     "try_device",
     "use_device",
     "without_changes",

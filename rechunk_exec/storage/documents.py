@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +24,7 @@ from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.retry import Requests
 from rechunk_exec.storage.stores import local_path, open_store
-from rechunk_exec.storage.unanswered import sync
+from rechunk_exec.storage.unanswered import each_of, sync
 from rechunk_exec.tasks import ArrayRef
 
 T = TypeVar("T")
@@ -135,8 +134,7 @@ class Documents:
         paths = [f"{folder}/{name}" for name in names]
         if local_path(self._ref) is not None or len(names) < 2:
             return [request(path) for path in paths]
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            return list(pool.map(request, paths))
+        return each_of(request, paths, threads=_REQUESTS)
 
     def delete_folder(self, folder: str) -> None:
         """Remove a folder of documents, and on a local disk what is above it as far as that leaves it empty."""

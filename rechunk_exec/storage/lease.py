@@ -45,6 +45,7 @@ from rechunk_exec.storage.documents import Documents, make_linked, missing_folde
 from rechunk_exec.storage.locallock import local_lock, lock_lies, taken
 from rechunk_exec.storage.locations import overlap
 from rechunk_exec.storage.sessions import holds_documents
+from rechunk_exec.storage.unanswered import interrupted, thread_of_driver
 from rechunk_exec.tasks import ArrayRef
 
 logger = logging.getLogger("rechunk_exec")
@@ -82,7 +83,7 @@ class Lease:
         self._has_beaten = False
         self._lost: TargetExistsError | None = None
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="rechunk_exec-claim", daemon=True)
+        self._thread = thread_of_driver(self._keep, "rechunk_exec-claim")
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -91,6 +92,9 @@ class Lease:
             self._thread.start()
         try:
             yield
+        except BaseException as error:
+            interrupted(error)
+            raise
         finally:
             self._end.set()
             if self._documents is not None and self._is_own:

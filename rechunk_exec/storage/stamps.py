@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from rechunk_exec.storage.documents import forget_listings
 from rechunk_exec.storage.failures import ShortAnswerError
 from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.told import Told, ask_of, refuse_failed
-from rechunk_exec.storage.unanswered import sync
+from rechunk_exec.storage.unanswered import each_of, sync
 
 _REQUESTS = 16
 """How many objects are asked for at once."""
@@ -82,8 +81,7 @@ def object_stamps(store: Store, path: str, keys: Iterable[str]) -> tuple[Stamp, 
     def ask_of_one(name: str) -> Told | None:
         return Told(size=None, mark="") if ask is None else ask(name)
 
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        return tuple(pool.map(stamp, keys))
+    return tuple(each_of(stamp, keys, threads=_REQUESTS))
 
 
 def _stamp(store: Store, told: Told | None, key: str, name: str) -> Stamp:

@@ -7,6 +7,7 @@ import http.server
 import itertools
 import json
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,12 +28,13 @@ class Proxy:
     """The address that it hands requests on to."""
     address: str = ""
     kinds: tuple[str, ...] = ()
-    """Of faults: names of :data:`ANSWERS`, ``cut`` or ``hang up``."""
+    """Of faults: names of :data:`ANSWERS`, ``cut``, ``hang up``, or ``hang``: no answer before ``over``."""
     rate: float = 0.0
     burst: range = range(0)
     """Numbers of requests that all fail, whatever the rate."""
     done: dict[str, int] = field(default_factory=dict)
     """Faults so far, by kind."""
+    over: threading.Event = field(default_factory=threading.Event)
     authorizations: list[str] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     signs_uploads: bool = False
@@ -79,8 +81,10 @@ def running_proxy(server: str) -> Iterator[Proxy]:
                 proxy.note(kind)
                 self.answer(ANSWERS[kind], {"Content-Type": "application/xml"}, _ERROR.format(code=kind).encode())
                 return
-            if kind == "hang up":
+            if kind in ("hang up", "hang"):
                 proxy.note(kind)
+                if kind == "hang":
+                    proxy.over.wait()
                 self.close_connection = True
                 return
             there = http.client.HTTPConnection(urlsplit(proxy.server).netloc)
@@ -115,4 +119,7 @@ def running_proxy(server: str) -> Iterator[Proxy]:
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = pass_on  # noqa: N815 - names that the base class looks for
 
     with served(Handler) as proxy.address:
-        yield proxy
+        try:
+            yield proxy
+        finally:
+            proxy.over.set()

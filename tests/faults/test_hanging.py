@@ -19,7 +19,9 @@ from zarr.core.sync import sync
 import rechunk_exec as rx
 from tests.conftest import needed_module
 from tests.executors.workers import PATIENCE_S, interrupted_when, started, wait_until
+from tests.faults.proxy import running_proxy
 from tests.jobs import assert_exact, make_array
+from tests.s3 import Bucket
 from tests.storage.test_object_stores import Ranged
 from tests.values import position_values
 from tests.webserver import served
@@ -57,7 +59,7 @@ def web(tmp_path: Path) -> Iterator[str]:
     needed_module("aiohttp")
     Hanging.hangs.clear()
     Hanging.over.clear()
-    Hanging.waiting, Hanging.begun = 0, None
+    Hanging.waiting, Hanging.begun, Hanging.silent = 0, None, "/c/"
     with served(partial(Hanging, directory=str(tmp_path / "www"))) as address:
         try:
             yield address
@@ -116,20 +118,71 @@ def test_requests_of_others_on_the_same_loop_go_on(tmp_path: Path, web: str) -> 
 PROGRAM = """
 import sys
 import rechunk_exec as rx
-rx.rechunk(sys.argv[1], (8, 4, 5), "1MB", sys.argv[2], executor="threads", progress=False, mode="resume").execute()
+source, target, executor = sys.argv[1:]
+rx.rechunk(source, (8, 4, 5), "1MB", target, executor=executor, progress=False, mode="resume").execute()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("silent", ["/c/", "zarr.json"])
+def test_a_plan_is_interrupted_whose_source_does_not_answer(silent: str, tmp_path: Path, web: str) -> None:
+    # It looked at chunks on threads, for which it waited, and for their tries.
+    make_source(tmp_path, "direct")
+    Hanging.hangs.set()
+    Hanging.silent = silent
+    command = sys.executable, "-c", PROGRAM, f"{web}/a.zarr", tmp_path / "t", "serial"
+    with started(*command, stderr=subprocess.PIPE) as program:
+        wait_until(lambda: Hanging.waiting)
+        program.send_signal(signal.SIGINT)
+        errors = program.communicate(timeout=PATIENCE_S)[1]
+    assert "KeyboardInterrupt" in errors
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    "number, executor", [(signal.SIGINT, "threads"), (signal.SIGTERM, "threads"), (signal.SIGINT, "serial")]
+)
 def test_a_program_whose_source_does_not_answer_ends_when_it_is_asked_to(
-    number: signal.Signals, tmp_path: Path, web: str
+    number: signal.Signals, executor: str, tmp_path: Path, web: str
 ) -> None:
     make_source(tmp_path, "direct")
     address = f"{web}/a.zarr"
     Hanging.begun = tmp_path / "t/zarr.json"  # a plan looks at chunks, too
-    with started(sys.executable, "-c", PROGRAM, address, tmp_path / "t", stderr=subprocess.PIPE) as program:
+    with started(sys.executable, "-c", PROGRAM, address, tmp_path / "t", executor, stderr=subprocess.PIPE) as program:
         wait_until(lambda: Hanging.waiting)
         program.send_signal(number)
         errors = program.communicate(timeout=PATIENCE_S)[1]
     assert "is unfinished" in errors
     assert "mode='resume'" in errors
+
+
+WRITER = """
+import sys, time
+import rechunk_exec as rx
+job = rx.rechunk(sys.argv[1], (12, 10, 10), "30kB", sys.argv[2], executor=sys.argv[3], progress=False)
+job.execute(on_event=lambda event: time.sleep(0.5))
+"""
+
+
+@pytest.mark.parametrize(
+    "number, executor", [(signal.SIGINT, "serial"), (signal.SIGTERM, "threads"), (signal.SIGINT, "processes")]
+)
+def test_a_program_whose_target_does_not_answer_ends_when_it_is_asked_to(
+    number: signal.Signals, executor: str, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its journal and its claim were asked for again and again, each time until the client's time-out.
+    source = make_array(tmp_path / "a.zarr", (12, 40, 30), (1, 40, 30))
+    target = s3.url("t.zarr")
+    with running_proxy(s3.address) as way:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", way.address)
+        command = sys.executable, "-c", WRITER, tmp_path / "a.zarr", target, executor
+        with started(*command, stderr=subprocess.PIPE) as running:
+            wait_until(lambda: any("t.zarr/c/" in key for key in s3.contents()))
+            way.kinds, way.rate = ("hang",), 1.0
+            wait_until(lambda: way.done)
+            running.send_signal(number)
+            errors = running.communicate(timeout=PATIENCE_S)[1]
+    assert "may be unfinished" in errors
+    assert "mode='resume'" in errors
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
+    job = rx.rechunk(tmp_path / "a.zarr", (12, 10, 10), "30kB", target, progress=False, mode="resume")
+    assert_exact(job.execute(), source)
