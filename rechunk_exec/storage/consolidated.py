@@ -133,7 +133,7 @@ def _document(objects: Objects, name: str) -> dict[str, Any] | None:
     content = objects.read(name)
     try:
         document = None if content is None else json.loads(bytes(content))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(
             f"a group above a target must have metadata that can be read; {objects.name(name)} is no JSON: {error}; "
             "mend it, or give another target_store"

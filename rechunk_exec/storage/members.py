@@ -118,7 +118,7 @@ def _says_group(store: Store, path: str) -> bool:
         if document is not None:
             try:
                 content = json.loads(document.to_bytes())
-            except ValueError:
+            except (ValueError, RecursionError):
                 return False
             return isinstance(content, dict) and content.get(member) == value
     return True  # what consolidated metadata name need not have one

@@ -169,7 +169,7 @@ def _is_of_array(document: bytes) -> bool:
     """Whether a document ``zarr.json`` is of an array; a group's may hold copies of those of its arrays."""
     try:
         found = json.loads(document)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("node_type") == "array"
 

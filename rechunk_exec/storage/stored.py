@@ -26,6 +26,8 @@ from rechunk_exec.tasks import ArrayRef
 INTERMEDIATE = ("rechunk_exec", "intermediate")
 """The attribute, name and value, that tells an intermediate from arrays of other people."""
 
+_LIMIT = 2**63
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
@@ -113,6 +115,7 @@ def describe(array: zarr.Array[Any]) -> StoredArray:
         raise StorageError(
             f"arrays with a regular chunk grid can be copied; {array.name or array.store_path} has another: {error}"
         ) from error
+    _refuse_huge(array)
     codec = direct_codec(metadata)
     index: ShardIndex | str | None = None
     if shard is not None and not isinstance(metadata, ArrayV2Metadata):
@@ -148,6 +151,14 @@ def _fill(metadata: ArrayV2Metadata | ArrayV3Metadata, dtype: np.dtype[Any]) -> 
     return scalar[()], scalar.tobytes()
 
 
+def _refuse_huge(array: zarr.Array[Any]) -> None:
+    """Raise for what zarr opens although no store holds it: the metadata were edited or damaged."""
+    if max(array.shape, default=0) >= _LIMIT or prod(array.shape) * array.dtype.itemsize >= _LIMIT:
+        raise StorageError(
+            f"an array has less than 2**63 bytes; {array.store_path} has {array.shape} elements of {array.dtype}"
+        )
+
+
 def _what_is_there(ref: ArrayRef) -> str:
     path = local_path(ref)
     if path is None:
@@ -165,6 +176,6 @@ def _node_type(path: Path) -> object:
     """Return the kind of node that a document of zarr format 3 describes, or None."""
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return document.get("node_type") if isinstance(document, dict) else None

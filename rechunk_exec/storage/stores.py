@@ -126,7 +126,8 @@ def _store_of_url(url: str, options: Mapping[str, OptionValue], *, read_only: bo
     opened = _opened_store(_Client(root, tuple(sorted(options.items())), os.getpid(), _credentials_seen()))
     # The way in which fsspec itself makes a path of a URL.
     path = opened.path if chained else fsspec.get_filesystem_class(parts.scheme)._strip_protocol(url)  # noqa: SLF001
-    return FsspecStore(fs=opened.fs, path=path, read_only=read_only)
+    # gcsfs leaves a slash at the end; zarr then lists keys that nothing has.
+    return FsspecStore(fs=opened.fs, path=path.rstrip("/") or path, read_only=read_only)
 
 
 @cache

@@ -19,7 +19,15 @@ from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
 from tests.clouds import Cloud
 from tests.conftest import needed_module
-from tests.jobs import QUICK_STAGES, assert_exact, assert_kept_promises, elements, make_array
+from tests.jobs import (
+    QUICK_STAGES,
+    assert_exact,
+    assert_kept_promises,
+    elements,
+    make_array,
+    stop_after,
+    tasks_run,
+)
 from tests.values import position_values, same_bits
 
 SHAPE, EPOCHS, SERIES, THIRDS = (12, 20, 30), (1, 20, 30), (12, 10, 10), (4, 20, 30)
@@ -150,6 +158,17 @@ def test_an_overwritten_array_leaves_nothing_of_the_old_grid(cloud: Cloud) -> No
     after = cloud.contents()
     assert len([key for key in after if key.startswith("target.zarr/c/")]) == 3
     assert {key: value for key, value in after.items() if not key.startswith("target.zarr/")} == before
+
+
+def test_a_target_whose_url_ends_in_a_slash(cloud: Cloud) -> None:
+    source = make_array(cloud.store("source.zarr"), SHAPE, EPOCHS)
+    places = cloud.url("source.zarr"), SERIES, TWO_STAGES, f"{cloud.url('target.zarr')}/"
+    stop_after(2, rx.rechunk(*places, executor="serial", progress=False))
+    job = rx.rechunk(*places, mode="resume", progress=False)
+    assert_exact(job.execute(), source)
+    assert tasks_run(job) == job.plan.tasks - 2, "results are listed"
+    rx.rechunk(*places, mode="overwrite", progress=False).execute()
+    assert len([key for key in cloud.contents() if "/done/" in key]) == 1, "nothing of the job before is left"
 
 
 def test_a_bucket_that_is_not_there(cloud: Cloud, tmp_path: Path) -> None:

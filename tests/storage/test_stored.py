@@ -15,6 +15,7 @@ from zarr.storage import MemoryStore
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import array_ref, members_of, open_array, read_scratch, write_scratch
 from rechunk_exec.storage.chunkcodec import direct_codec
+from rechunk_exec.storage.consolidated import conceal
 from tests.storage.arrays import make
 from tests.storage.codecs import V3_COMPRESSORS
 
@@ -54,6 +55,26 @@ def test_why_zarr_has_to_decode(options: dict[str, Any], reason: str) -> None:
     assert reason in str(direct_codec(stored.metadata))
     assert stored.codec is None
     assert stored.index is None
+
+
+@pytest.mark.parametrize("shape, chunk", [((2**40, 2**40), (1, 1)), ((0, 2**70), (1, 2**69)), ((2**61,), (3,))])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_array_that_no_store_holds_is_refused(
+    zarr_format: int, shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> None:
+    store = MemoryStore()
+    zarr.create_array(store, shape=shape, chunks=chunk, dtype="i4", zarr_format=zarr_format)  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=r"an array has less than 2\*\*63 bytes"):
+        open_array(array_ref(store), read_only=True)
+
+
+def test_documents_nested_too_deep_for_python_are_told(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/zarr.json").write_text("[" * 100_000)
+    with pytest.raises(StorageError, match=r"cannot open .*deep"):
+        open_array(array_ref(tmp_path / "deep"), read_only=True)
+    with pytest.raises(StorageError, match="must have metadata that can be read"):
+        conceal(array_ref(tmp_path / "deep/target"))
 
 
 def test_a_grid_that_is_not_regular_is_refused(tmp_path: Path) -> None:

@@ -152,6 +152,8 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "without a shape": lambda text: text.replace('"shape"', '"shade"'),
     "of another kind": lambda text: text.replace('"array"', '"arrow"').replace('"zarr_format": 2', '"zarr_format": 5'),
     "no text": lambda text: "\xff",
+    "deep": lambda text: "[" * 100_000,
+    "huge": lambda text: re.sub(r'("shape": \[\s*)6', rf"\g<1>{2**70}", text),
 }
 
 
