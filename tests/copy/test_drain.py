@@ -130,11 +130,11 @@ def test_an_interrupted_caller_leaves_no_thread_at_work(
     done: list[int] = []
     waits = [0]
 
-    def interrupted(running: list[Future[None]]) -> object:
+    def interrupted(running: list[Future[None]], timeout: float | None = None) -> object:
         waits[0] += 1
         if waits[0] == 1:
             raise KeyboardInterrupt
-        return wait(running)
+        return wait(running, timeout)
 
     monkeypatch.setattr("rechunk_exec.copy.drain.wait", interrupted)
 
