@@ -7,6 +7,7 @@ much as to start an interpreter.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -22,6 +23,11 @@ from typing import Any
 def length(handle: Any) -> int:
     """How many bytes a shared object has."""
     return len(handle.value)
+
+
+def collects_garbage(_: int) -> bool:
+    """Whether the interpreter looks for garbage by itself."""
+    return gc.isenabled()
 
 
 def limits(number: int) -> tuple[str, int]:

@@ -74,6 +74,10 @@ def test_workers_ignore_the_interrupt_key(one: ProcessesExecutor) -> None:
     assert list(one.map(abs, [-1])) == [1]
 
 
+def test_garbage_is_collected_in_workers(one: ProcessesExecutor) -> None:
+    assert list(one.map(sent.collects_garbage, [0])) == [True]
+
+
 def test_forgotten_objects_are_forgotten_by_workers(one: ProcessesExecutor) -> None:
     handle = one.put(bytes(50_000_000))
     assert list(one.map(sent.length, [handle])) == [50_000_000]
