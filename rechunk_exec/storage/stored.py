@@ -143,6 +143,8 @@ def describe(array: zarr.Array[Any]) -> StoredArray:
             f"arrays with a regular chunk grid can be copied; {array.name or array.store_path} has another: {error}"
         ) from error
     _refuse_huge(array)
+    _refuse_empty_chunks(array)
+    chunk = tuple(max(1, size) for size in chunk)  # of an axis without elements
     codec = direct_codec(metadata)
     index: ShardIndex | str | None = None
     if shard is not None and not isinstance(metadata, ArrayV2Metadata):
@@ -183,6 +185,22 @@ def _refuse_huge(array: zarr.Array[Any]) -> None:
     if max(array.shape, default=0) >= _LIMIT or prod(array.shape) * array.dtype.itemsize >= _LIMIT:
         raise StorageError(
             f"an array has less than 2**63 bytes; {array.store_path} has {array.shape} elements of {array.dtype}"
+        )
+
+
+def _refuse_empty_chunks(array: zarr.Array[Any]) -> None:
+    """Raise for chunks that hold nothing of an axis that has elements: the metadata were edited or damaged.
+
+    zarr 3.4 takes them for chunks of one element, and keeps what the document says where nobody else sees it.
+    """
+    document: Any = getattr(array.metadata, "_stored_document", None)
+    if document is None:
+        chunk = array.shards or array.chunks
+    else:
+        chunk = document["chunks"] if "chunks" in document else document["chunk_grid"]["configuration"]["chunk_shape"]
+    if any(size == 0 < length for size, length in zip(chunk, array.shape, strict=True)):
+        raise StorageError(
+            f"a chunk must hold elements; {array.store_path} has {array.shape} elements in chunks of {tuple(chunk)}"
         )
 
 

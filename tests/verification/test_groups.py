@@ -154,6 +154,7 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "no text": lambda text: "\xff",
     "deep": lambda text: "[" * 100_000,
     "huge": lambda text: re.sub(r'("shape": \[\s*)6', rf"\g<1>{2**70}", text),
+    "of empty chunks": lambda text: re.sub(r'("chunks": \[\s*|"chunk_shape": \[\s*)6', r"\g<1>0", text),
 }
 
 
@@ -229,6 +230,18 @@ def test_what_may_pass_while_members_are_opened_is_tried_again_and_no_finding(mo
         left = 10**6
         with pytest.raises(StorageError, match="503"):
             rx.verify(one, other)
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_a_member_whose_source_is_damaged_is_found_and_the_others_are_compared(executor: str, tmp_path: Path) -> None:
+    # It ended the comparison.
+    make_group(tmp_path / "one", (3, 4))
+    make_group(tmp_path / "other", (6, 2))
+    (tmp_path / "one/a/c/1/0").write_bytes(b"torn")
+    zarr.open_array(tmp_path / "other/sub/deep/c")[5, 3] = "x"
+    report = rx.verify(tmp_path / "one", tmp_path / "other", executor=executor)
+    assert [(box.path, box.start) for box in report.differing] == [("a", (0, 0)), ("sub/deep/c", (0, 2))]
+    assert re.search(r"it cannot be read in the source: .*c/1/0", report.differing[0].reason)
 
 
 def test_damaged_chunks_of_a_member_are_named(tmp_path: Path) -> None:
