@@ -10,7 +10,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import Buffer
+from zarr.core.buffer import Buffer, cpu
+from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
 import rechunk_exec as rx
@@ -194,6 +195,27 @@ def test_a_group_that_cannot_be_opened_is_found_and_what_is_in_it_compared(zarr_
         report = rx.verify(tmp_path / one, tmp_path / other)
         assert [(box.path, box.stop) for box in report.differing] == [("sub", ()), ("sub/b", (6, 4))]
         assert f"cannot be opened in the {side}" in report.differing[0].reason
+
+
+@pytest.mark.parametrize("content", ["{torn", "{}"])
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_is_in_a_group_that_cannot_be_opened_on_both_sides_is_compared(
+    zarr_format: int, memory: bool, content: str, tmp_path: Path
+) -> None:
+    # It was passed over: only the group was named.
+    places: list[Place] = [MemoryStore() if memory else tmp_path / name for name in ("one", "other")]
+    for place in places:
+        make_group(place, (6, 2), zarr_format=zarr_format)
+        array: Any = zarr.open_array(place, path="sub/deep/c")
+        array[5, 3] = "x" if place is places[0] else "y"
+        store = zarr.open_group(place).store
+        for name in ("sub", "sub/deep"):
+            document = f"{name}/{ {2: '.zgroup', 3: 'zarr.json'}[zarr_format] }"
+            sync(store.set(document, cpu.Buffer.from_bytes(content.encode())))
+    report = rx.verify(*places)
+    assert [(box.path, box.stop) for box in report.differing] == [("sub", ()), ("sub/deep", ()), ("sub/deep/c", (6, 4))]
+    assert report.arrays == 5
 
 
 @pytest.mark.parametrize("name, content", [("zarr.json", '{"zarr_format": 3}'), ("zarr.json", "{}"), (".zgroup", "{}")])
