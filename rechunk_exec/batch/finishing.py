@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rechunk_exec import storage
 from rechunk_exec.batch.jobsfile import JobsFile
 from rechunk_exec.batch.prepared import Prepared, prepared
+from rechunk_exec.endrequests import EndRequests
 from rechunk_exec.errors import NotReadyError, RechunkError, StorageError, TargetExistsError
 from rechunk_exec.jobstatus import JobStatus, read_status
 from rechunk_exec.preparation import tidy_ended, utc_now
@@ -139,17 +140,21 @@ def finalize_jobs(
     if job.finished:
         _tidy(job)
     else:
-        with storage.sole_writer(job.target) as lease:
-            if not job.finished:
-                job.journal.merge()
-                lease.check()
-                _refuse_missing(file, job)
-                results = job.journal.results()
-                _refuse_lost(file, job, results, lease)
-                if job.batch.verify if verify is None else verify:
-                    _verify(job, file, results.values(), executor, lease)
-                lease.await_workers()
-                end_job(job, lease)
+        with EndRequests(), storage.requests_of_driver(), storage.sole_writer(job.target) as lease:
+            try:
+                if not job.finished:
+                    job.journal.merge()
+                    lease.check()
+                    _refuse_missing(file, job)
+                    results = job.journal.results()
+                    _refuse_lost(file, job, results, lease)
+                    if job.batch.verify if verify is None else verify:
+                        _verify(job, file, results.values(), executor, lease)
+                    lease.await_workers()
+                    end_job(job, lease)
+            except BaseException as error:
+                storage.interrupted(error)
+                raise
     storage.remove_abandoned_lines(file.name)  # of an `init` that was killed
     return read_status(job.target)
 

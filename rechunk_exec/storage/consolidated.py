@@ -130,7 +130,7 @@ def _objects(ref: ArrayRef) -> Objects:
 
 
 def _document(objects: Objects, name: str) -> dict[str, Any] | None:
-    content = objects.read(name)
+    content = objects.read_document(name)
     try:
         document = None if content is None else json.loads(bytes(content))
     except (ValueError, RecursionError) as error:

@@ -20,12 +20,11 @@ from zarr.storage import MemoryStore
 
 from rechunk_exec.errors import PlanError, StorageError
 from rechunk_exec.storage.consolidated import group_of_other_format
-from rechunk_exec.storage.documents import is_json
-from rechunk_exec.storage.objectbase import fresh
+from rechunk_exec.storage.cut import is_json
+from rechunk_exec.storage.objectbase import METADATA_NAMES, fresh
 from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.places import groups_above
-from rechunk_exec.storage.removal import METADATA_NAMES
 from rechunk_exec.storage.stored import INTERMEDIATE, StoredArray, describe
 from rechunk_exec.storage.stores import open_store, quiet_zarr
 from rechunk_exec.storage.translate import carry_over, inexact_codecs, split_codecs, v2_compressor, v3_compressor

@@ -7,7 +7,6 @@ pass it over.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,8 +18,7 @@ from zarr.storage import FsspecStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.failures import as_told, says_nothing_is_there, without_queries
-from rechunk_exec.storage.objectbase import fresh
-from rechunk_exec.storage.objects import LocalObjects, objects_of, put_object
+from rechunk_exec.storage.objects import objects_of, put_object
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.retry import Requests
 from rechunk_exec.storage.stores import local_path, open_store
@@ -67,15 +65,8 @@ class Documents:
 
     def read(self, name: str) -> str | None:
         """Return a document, or None if there is none of this name."""
-        key = f"{PREFIX}/{name}{_ENDING}"
-
-        def refuse_part(content: memoryview) -> None:
-            if not is_json(content):
-                self._objects.refuse_short(key, len(content))
-
-        use = None if isinstance(self._objects, LocalObjects) else refuse_part  # a file is given whole
         try:
-            content = self._objects.read(key, fresh, use=use)
+            content = self._objects.read_document(f"{PREFIX}/{name}{_ENDING}")
         except StorageError as error:
             if says_nothing_is_there(error):
                 return None
@@ -155,15 +146,6 @@ class Documents:
 
     def _list(self, folder: str) -> list[str]:
         return list_names(self._store, self._path(folder))
-
-
-def is_json(content: memoryview) -> bool:
-    """Whether a document is whole, as far as its text shows."""
-    try:
-        json.loads(bytes(content))
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def missing_folders(ref: ArrayRef) -> tuple[Path, ...]:

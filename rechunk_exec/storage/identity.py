@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from zarr.core.buffer import default_buffer_prototype
@@ -51,13 +53,13 @@ class Fingerprint:
     def differences(self, other: Fingerprint, *, with_temp: bool) -> list[str]:
         """Return what differs between this job, which was begun, and another one, for people."""
         found = [
-            *_differ("source", self.source, other.source),
+            *_places_differ("source", self.source, other.source),
             *_differ("max_mem", self.max_mem, other.max_mem),
             *_members_differ("the source's", self.source_metadata, other.source_metadata),
             *_members_differ("the target's", self.target_metadata, other.target_metadata),
         ]
         if with_temp:
-            found += _differ("temp_store", self.temp or None, other.temp or None)
+            found += _places_differ("temp_store", self.temp, other.temp)
             found += _differ("temp_options", self.temp_codecs or None, other.temp_codecs or None)
         if not found and self.source_snapshot not in {"", other.source_snapshot}:
             text = _differ("the source's snapshot", self.source_snapshot, other.source_snapshot or None)
@@ -180,6 +182,20 @@ def _members_differ(whose: str, begun: Mapping[str, str], now: Mapping[str, str]
 
 def _differ(name: str, begun: object, now: object) -> list[str]:
     return [] if begun == now else [f"{name}: {_text(begun)} then, {_text(now)} now"]
+
+
+def _places_differ(name: str, begun: str, now: str) -> list[str]:
+    """Compare what names two places, as they are now: the words of a job that was begun stay as they were given."""
+    return [] if _place(begun) == _place(now) else _differ(name, begun or None, now or None)
+
+
+def _place(text: str) -> str:
+    """Return a path without links on the way, or a URL without a slash at its end."""
+    if not text.startswith("/"):
+        return text.rstrip("/")
+    with suppress(ValueError):  # a name with NUL, which is refused where it is opened
+        return os.path.realpath(text)
+    return text
 
 
 def _text(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 
 import zarr
@@ -11,7 +12,7 @@ from zarr.core.buffer import Buffer, default_buffer_prototype
 
 from rechunk_exec.errors import MissingExtraError, StorageError
 from rechunk_exec.storage.documents import list_names
-from rechunk_exec.storage.failures import Outlook, as_told, outlook, without_queries
+from rechunk_exec.storage.failures import Outlook, as_told, has_outlasted, outlook, without_queries
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.stores import is_there, local_path, open_store, quiet_zarr
 from rechunk_exec.storage.unanswered import sync
@@ -21,6 +22,8 @@ _NODE_DOCUMENTS = {2: (".zarray", ".zgroup"), 3: ("zarr.json",)}
 """Where there is one of these, by zarr format, there is a node."""
 _OF_GROUPS = (("zarr.json", "node_type", "group"), (".zgroup", "zarr_format", 2))
 """Documents of groups, and what each of them says of a member."""
+_OF_CHUNKS = re.compile(r"|\..*|zarr\.json|(c\.)?\d+(\.\d+)*", re.DOTALL)
+"""Names in a folder that are of chunks, or of no node."""
 _NO_GROUP = "its metadata are neither an array's nor a group's"
 
 
@@ -38,7 +41,7 @@ def members_of(ref: ArrayRef) -> Members | None:
 
     Groups in groups are walked, and what is no zarr node is passed over. Where the group has consolidated metadata,
     what they name counts, and what they do not name if the store can be listed: an array that was added since, or whose
-    job has not ended. In a group that cannot be opened nothing is looked for.
+    job has not ended. In a group that cannot be opened, what looks like a chunk is not looked at.
 
     Raises
     ------
@@ -101,14 +104,49 @@ def _walk(store: Store, root: str, path: str, found: Members) -> None:
                 if outlook(error, remote=True) is Outlook.PASSING:
                     raise
                 found.damaged[inner] = _text(error)
+                _walk_damaged(store, root, inner, zarr_format, found)
         if isinstance(member, zarr.Array):
             found.arrays.add(inner)
         elif member is not None and zarr_format == 2 and _is_there(store, f"{_joined(place, name)}/.zarray"):
             found.damaged[inner] = "its .zarray is damaged"  # zarr takes one without members for a group
         elif member is not None and not _says_group(store, _joined(place, name)):
             found.damaged[inner] = _NO_GROUP
+            _walk_damaged(store, root, inner, zarr_format, found)
         elif member is not None:
             _walk(store, root, inner, found)
+
+
+def _walk_damaged(store: Store, root: str, path: str, zarr_format: int, found: Members) -> None:
+    """Note what is in a node that cannot be opened, as far as it can be listed: it may be a group.
+
+    What has the name of a chunk is passed over, of which an array may have a million.
+    """
+    place = _joined(root, path)
+    try:
+        names = list_names(store, place)
+    except StorageError as error:
+        if has_outlasted(error):
+            raise
+        return
+    for name in sorted(name for name in names if not _OF_CHUNKS.fullmatch(name)):
+        inner = _joined(path, name)
+        if not _is_node(store, _joined(place, name), zarr_format):
+            continue
+        try:
+            node = zarr.open(store=persistent(store), path=_joined(place, name), mode="r")
+        except Exception as error:
+            if outlook(error, remote=True) is Outlook.PASSING:
+                raise
+            found.damaged[inner] = _text(error)
+            _walk_damaged(store, root, inner, zarr_format, found)
+            continue
+        if isinstance(node, zarr.Array):
+            found.arrays.add(inner)
+        elif _says_group(store, _joined(place, name)):
+            _walk(store, root, inner, found)
+        else:
+            found.damaged[inner] = _NO_GROUP
+            _walk_damaged(store, root, inner, zarr_format, found)
 
 
 def _says_group(store: Store, path: str) -> bool:

@@ -16,6 +16,8 @@ from rechunk_exec.storage.retry import Requests
 
 ARRAY_DOCUMENTS = ("zarr.json", ".zarray")
 """Where there is one of these, there is an array (or, in format 3, a group)."""
+METADATA_NAMES = (*ARRAY_DOCUMENTS, ".zattrs")
+"""Documents of an array."""
 
 Allocate: TypeAlias = Callable[[int], memoryview]
 """Gives a buffer of at least that many bytes, to read into."""
@@ -131,6 +133,13 @@ class Objects(ABC):
 
         return self.requests.make(request, "read", self.name(key))
 
+    def read_document(self, key: str) -> memoryview | None:
+        """Return a document in JSON; None if there is none. One of which a part came is asked for again.
+
+        What the store itself holds cut is returned as it is: who reads it finds the damage.
+        """
+        return self.read(key, use=lambda content: self.refuse_cut(key, content))
+
     def expect(self, key: str, start: int, length: int | None) -> None:  # noqa: B027 - a hint, which few can use
         """Say that these bytes of an object will be read: a disk may begin. Where that fails, reading tells."""
 
@@ -154,7 +163,10 @@ class Objects(ABC):
         """Make one request; see :meth:`read`."""
 
     def refuse_short(self, key: str, size: int) -> None:  # noqa: B027 - files are never given in part
-        """Raise :class:`ShortAnswerError` if the object has more than ``size`` bytes."""
+        """Raise :class:`ShortAnswerError` if the object has another size, in bytes, than what came of it."""
+
+    def refuse_cut(self, key: str, content: memoryview) -> None:  # noqa: B027
+        """Raise :class:`ShortAnswerError` if what came as a document is no JSON, and not what the store holds."""
 
     @abstractmethod
     def refuse_unreadable(self, key: str) -> None:

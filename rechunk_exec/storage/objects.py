@@ -16,6 +16,7 @@ from zarr.storage import LocalStore, ZipStore
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.bodies import buffer_for, drawn_buffer, draws, is_s3fs
+from rechunk_exec.storage.cut import refuse_cut
 from rechunk_exec.storage.failures import Outlook, ShortAnswerError, outlook
 from rechunk_exec.storage.files import PARTIAL_NAME, LocalObjects
 from rechunk_exec.storage.growing import GrowingBytes
@@ -90,7 +91,7 @@ class StoreObjects(Objects):
         except Exception as error:
             # Google and Azure refuse what lies outside of an object, each client in its own words.
             if length is not None and outlook(error, remote=self.requests.remote) is Outlook.UNKNOWN:
-                size = self._size(key)
+                size = self.size(key)
                 if size is not None and not _lies_in(size, start, length):
                     raise self._torn(key, "nothing", length, size) from error
             raise
@@ -103,7 +104,7 @@ class StoreObjects(Objects):
 
     def _part(self, key: str, view: memoryview, start: int, length: int) -> memoryview:
         """Return the part that was asked for, of an answer that has another length."""
-        size = self._size(key)
+        size = self.size(key)
         if size is None:
             raise ShortAnswerError(f"it gave {len(view)} bytes where {length} were asked for")
         there = _lies_in(size, start, length)
@@ -123,11 +124,14 @@ class StoreObjects(Objects):
         )
 
     def refuse_short(self, key: str, size: int) -> None:
-        whole = self._size(key)
-        if whole is not None and whole > size:
+        whole = self.size(key)
+        if whole is not None and whole != size:
             raise ShortAnswerError(f"it gave {size} bytes of {whole}")
 
-    def _size(self, key: str) -> int | None:
+    def refuse_cut(self, key: str, content: memoryview) -> None:
+        refuse_cut(content, lambda: self.size(key))
+
+    def size(self, key: str) -> int | None:
         """Return an object's size in bytes, if the store tells."""
         try:
             size: object = sync(self.store.getsize(self.name(key)))

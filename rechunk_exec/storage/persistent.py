@@ -7,6 +7,7 @@ made; and many requests would hardly ever all go well. Each of them can be made 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import tenacity
@@ -14,11 +15,15 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import WrapperStore
 
+from rechunk_exec.storage.cut import is_json, refuse_cut
 from rechunk_exec.storage.failures import Outlook, outlook
+from rechunk_exec.storage.objectbase import METADATA_NAMES
 from rechunk_exec.storage.objects import requests_to
 from rechunk_exec.storage.retry import RetryPolicy, current_policy
 
 T = TypeVar("T")
+
+_DOCUMENTS = (*METADATA_NAMES, ".zgroup", ".zmetadata")
 
 
 def persistent(store: Store) -> Store:
@@ -37,7 +42,17 @@ class _PersistentStore(WrapperStore[Store]):
         return type(self)(store, self._policy, remote=self._remote)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        return await self._make(lambda: self._store.get(key, prototype, byte_range))
+        return await self._make(lambda: self._got(key, prototype, byte_range))
+
+    async def _got(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None) -> Buffer | None:
+        answer = await self._store.get(key, prototype, byte_range)
+        document = byte_range is None and self._remote and key.rpartition("/")[2] in _DOCUMENTS
+        if answer is not None and document and not is_json(content := answer.to_bytes()):
+            size: int | None = None
+            with suppress(Exception):  # asked after a failure, to tell of which kind that was
+                size = await self._store.getsize(key)
+            refuse_cut(content, lambda: size)
+        return answer
 
     async def exists(self, key: str) -> bool:
         return await self._make(lambda: self._store.exists(key))

@@ -157,7 +157,7 @@ def _holds_array(folder: Path) -> bool:
 def _stores_array(ref: ArrayRef) -> bool:
     try:
         objects = objects_of(open_store(ref, read_only=True), ref.path)
-        document = objects.read("zarr.json", fresh)
+        document = objects.read_document("zarr.json")
         return objects.read(".zarray", fresh) is not None or (document is not None and _is_of_array(bytes(document)))
     except StorageError as error:
         if not error.permanent:

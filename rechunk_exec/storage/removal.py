@@ -22,6 +22,7 @@ from typing import Any
 from rechunk_exec.errors import StorageError, TargetExistsError
 from rechunk_exec.storage.documents import PREFIX, forget_listings
 from rechunk_exec.storage.lease import Lease
+from rechunk_exec.storage.objectbase import METADATA_NAMES
 from rechunk_exec.storage.objects import PARTIAL_NAME
 from rechunk_exec.storage.persistent import persistent
 from rechunk_exec.storage.sessions import holds_documents
@@ -29,7 +30,6 @@ from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
-METADATA_NAMES = ("zarr.json", ".zarray", ".zattrs")
 """Documents that make a folder an array."""
 _STAYS = ("drivers", "job.json")
 """Among our documents: who drives a job there, and what the job is. They say meanwhile that it is unfinished."""

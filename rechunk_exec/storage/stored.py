@@ -10,14 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 import zarr
+from zarr.abc.store import Store
 from zarr.api import asynchronous
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.chunkcodec import ChunkCodec, direct_codec
+from rechunk_exec.storage.cut import is_page, undecoded
 from rechunk_exec.storage.devicecodec import on_device
-from rechunk_exec.storage.objects import requests_to
+from rechunk_exec.storage.failures import ShortAnswerError
+from rechunk_exec.storage.objectbase import METADATA_NAMES
+from rechunk_exec.storage.objects import StoreObjects, requests_to
 from rechunk_exec.storage.shards import ShardIndex, shard_index
 from rechunk_exec.storage.stores import is_there, local_path, open_store, quiet_zarr
 from rechunk_exec.storage.unanswered import sync
@@ -99,11 +103,34 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
             mode: Literal["r", "r+"] = "r" if read_only else "r+"
             return zarr.Array(sync(asynchronous.open_array(store=store, path=ref.path, mode=mode)))
 
+    def whole() -> zarr.Array[Any]:
+        try:
+            return opened()
+        except Exception as error:
+            _refuse_cut(store, ref.path, error)
+            raise
+
+    requests = requests_to(store)
     try:
-        array = requests_to(store).make(opened, "open", str(ref))
+        array = requests.make(whole if requests.remote else opened, "open", str(ref))
     except StorageError as error:
         raise StorageError(f"{_what_is_there(ref)}: {error}", permanent=error.permanent) from error.__cause__
     return describe(array)
+
+
+def _refuse_cut(store: Store, path: str, error: Exception) -> None:
+    """Raise :class:`ShortAnswerError` if zarr failed over metadata that are not what the store holds.
+
+    A page counts as such whatever the store tells: it may stand for a server that is busy.
+    """
+    content = undecoded(error)
+    if content is None:
+        return
+    objects = StoreObjects(store, path)
+    sizes = {objects.size(name) for name in METADATA_NAMES}
+    told = len(content) if len(content) in sizes and not is_page(content) else None
+    if told is None:
+        raise ShortAnswerError(f"it gave {len(content)} bytes that are no JSON as metadata") from error
 
 
 def describe(array: zarr.Array[Any]) -> StoredArray:
@@ -116,6 +143,8 @@ def describe(array: zarr.Array[Any]) -> StoredArray:
             f"arrays with a regular chunk grid can be copied; {array.name or array.store_path} has another: {error}"
         ) from error
     _refuse_huge(array)
+    _refuse_empty_chunks(array)
+    chunk = tuple(max(1, size) for size in chunk)  # of an axis without elements
     codec = direct_codec(metadata)
     index: ShardIndex | str | None = None
     if shard is not None and not isinstance(metadata, ArrayV2Metadata):
@@ -156,6 +185,22 @@ def _refuse_huge(array: zarr.Array[Any]) -> None:
     if max(array.shape, default=0) >= _LIMIT or prod(array.shape) * array.dtype.itemsize >= _LIMIT:
         raise StorageError(
             f"an array has less than 2**63 bytes; {array.store_path} has {array.shape} elements of {array.dtype}"
+        )
+
+
+def _refuse_empty_chunks(array: zarr.Array[Any]) -> None:
+    """Raise for chunks that hold nothing of an axis that has elements: the metadata were edited or damaged.
+
+    zarr 3.4 takes them for chunks of one element, and keeps what the document says where nobody else sees it.
+    """
+    document: Any = getattr(array.metadata, "_stored_document", None)
+    if document is None:
+        chunk = array.shards or array.chunks
+    else:
+        chunk = document["chunks"] if "chunks" in document else document["chunk_grid"]["configuration"]["chunk_shape"]
+    if any(size == 0 < length for size, length in zip(chunk, array.shape, strict=True)):
+        raise StorageError(
+            f"a chunk must hold elements; {array.store_path} has {array.shape} elements in chunks of {tuple(chunk)}"
         )
 
 

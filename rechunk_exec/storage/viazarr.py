@@ -203,6 +203,8 @@ class _Answers(WrapperStore[Store]):
             if len(answer) < _wanted(byte_range):
                 await self._refuse_torn(key, byte_range, len(answer))
                 raise ShortAnswerError(f"it gave {len(answer)} bytes where {_wanted(byte_range)} were asked for")
+            if len(answer) > _wanted(byte_range):
+                answer = await self._part(key, byte_range, answer)
         elif self.shards is not None and not len(answer):
             await self._refuse_torn(key, None, 0)
             raise ShortAnswerError("it gave nothing of what there is")
@@ -225,6 +227,18 @@ class _Answers(WrapperStore[Store]):
         place: object = None if self.shards is None else self.shards.index_location  # an enum up to zarr 3.2, then text
         at_start = getattr(place, "value", place) == "start"
         return at_start and isinstance(byte_range, RangeByteRequest) and byte_range.start == 0
+
+    async def _part(self, key: str, byte_range: ByteRequest, answer: Buffer) -> Buffer:
+        """Return the part that was asked for, of an answer that has more: servers that ignore ranges give all."""
+        wanted = _wanted(byte_range)
+        if isinstance(byte_range, SuffixByteRequest):
+            return answer[len(answer) - wanted :]
+        if not isinstance(byte_range, RangeByteRequest):
+            return answer
+        if len(answer) < byte_range.end:
+            await self._refuse_torn(key, byte_range, len(answer))
+            raise ShortAnswerError(f"it gave {len(answer)} bytes where {wanted} were asked for")
+        return answer[byte_range.start : byte_range.end]
 
     async def _refuse_torn(self, key: str, byte_range: ByteRequest | None, given: int) -> None:
         """Raise if an object, of which too few bytes came, has no more in that place, or is not there any more."""

@@ -19,13 +19,14 @@ def verify_nodes(source: ArrayRef, target: ArrayRef, options: VerifyOptions) -> 
     """Compare two arrays, or the arrays of two groups by path; see :func:`rechunk_exec.verify`.
 
     In groups, an array that is on one side only, or whose shape or dtype is another one in the target, is a difference,
-    and so is an array or group that cannot be opened, such as of damaged metadata; the others are compared.
+    and so is an array or group that cannot be opened, such as of damaged metadata, or an array whose source cannot be
+    read; the others are compared.
 
     Raises
     ------
     StorageError
-        If one is an array and the other a group; if what is there cannot be opened, or the source cannot be read, or
-        an array of a group cannot be opened for a reason that may pass; for two arrays, if shapes or dtypes differ.
+        If one is an array and the other a group; if what is there cannot be opened; of two arrays, if the source cannot
+        be read, or shapes or dtypes differ; of groups, if an array cannot be opened or read for a reason that may pass.
     BudgetError
         If ``max_mem`` is too little to read a chunk.
     """
@@ -69,7 +70,12 @@ def _member(
     problem = pair.mismatch()
     if problem:
         return _not_compared([*opened.values()], f"shapes and dtypes must be the same; {problem}")
-    return compared(pair, options, crew)
+    try:
+        return compared(pair, options, crew)
+    except StorageError as error:
+        if not error.permanent:
+            raise
+        return _not_compared([*opened.values()], f"it cannot be read in the source: {error}")
 
 
 def _not_compared(opened: list[StoredArray], reason: str) -> VerifyReport:

@@ -22,6 +22,7 @@ from tests.faults.kept import Kept
 from tests.faults.kinds import KINDS, Kind, kind
 from tests.faults.test_unfinished import FIRST, MAX_MEM, SECOND, SHAPE
 from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot, stop_after, tasks_run
+from tests.s3 import Bucket
 from tests.values import position_values, same_bits
 
 __all__ = ["kind"]
@@ -282,6 +283,32 @@ def test_another_source_of_the_same_form_is_refused(folder: Path, source: ZarrAr
         rx.rechunk(
             other, (24, 4, 4), MAX_MEM, folder / "target", temp_store=folder / "temp", mode="resume", progress=False
         )
+
+
+@pytest.mark.parametrize("first, second", [("source", "link/source"), ("link/source", "source"), ("to", "source")])
+def test_a_source_is_known_by_another_path(first: str, second: str, tmp_path: Path) -> None:
+    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "to").symlink_to(tmp_path / "source")
+
+    def job(name: str, mode: Any) -> rx.Rechunked:
+        return rx.rechunk(tmp_path / name, (24, 4, 4), MAX_MEM, tmp_path / "target", mode=mode, progress=False)
+
+    stop_after(5, job(first, "fail"))
+    assert_exact(job(second, "resume").execute(), source)
+
+
+@pytest.mark.parametrize("first, second", [("", "/"), ("/", "")])
+def test_a_source_is_known_by_a_url_that_ends_in_a_slash(first: str, second: str, tmp_path: Path, s3: Bucket) -> None:
+    source = make_array(s3.store("source.zarr"), SHAPE, (1, *SHAPE[1:]))
+
+    def job(ending: str, mode: Any) -> rx.Rechunked:
+        url, target = s3.url("source.zarr") + ending, tmp_path / "target"
+        temp = s3.url("temp") + ending
+        return rx.rechunk(url, (24, 4, 4), MAX_MEM, target, temp_store=temp, mode=mode, progress=False)
+
+    stop_after(FIRST + 5, job(first, "fail"))
+    assert_exact(job(second, "resume").execute(), source)
 
 
 @pytest.mark.parametrize("make", [ThreadsExecutor, ProcessesExecutor])

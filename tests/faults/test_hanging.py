@@ -186,3 +186,63 @@ def test_a_program_whose_target_does_not_answer_ends_when_it_is_asked_to(
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
     job = rx.rechunk(tmp_path / "a.zarr", (12, 10, 10), "30kB", target, progress=False, mode="resume")
     assert_exact(job.execute(), source)
+
+
+FINALIZER = """
+import sys, time
+import rechunk_exec as rx
+from rechunk_exec.storage import Journal
+merge = Journal.merge
+def slowly(journal):
+    time.sleep(1)
+    merge(journal)
+Journal.merge = slowly
+rx.finalize_jobs(sys.argv[1])
+"""
+
+
+LINES = """
+import sys, time
+import rechunk_exec as rx
+from rechunk_exec.storage import Journal
+begin = Journal.begin
+def slowly(journal, record):
+    begin(journal, record)
+    time.sleep(1)
+Journal.begin = slowly
+rx.rechunk(sys.argv[2], (12, 10, 10), "30kB", sys.argv[3], progress=False).write_jobs(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("program", [FINALIZER, LINES])
+def test_a_batch_command_whose_target_does_not_answer_ends_when_it_is_asked_to(
+    program: str, number: signal.Signals, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # To take its claim back it waited for the client's time-out, again and again.
+    source = make_array(tmp_path / "a.zarr", (12, 40, 30), (1, 40, 30))
+    lines, target = tmp_path / "jobs.jsonl", s3.url("t.zarr")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
+
+    def planned() -> rx.Rechunked:
+        return rx.rechunk(source, (12, 10, 10), "30kB", target, progress=False, mode="resume")
+
+    if program == FINALIZER:
+        planned().write_jobs(lines)
+        rx.run_job(lines, range(len(lines.read_text().splitlines())))
+    with running_proxy(s3.address) as way:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", way.address)
+        command = sys.executable, "-c", program, lines, tmp_path / "a.zarr", target
+        with started(*command, stderr=subprocess.PIPE) as running:
+            wait_until(lambda: any("drivers/" in key for key in s3.contents()))
+            wait_until(lambda: any(key.endswith("job.json") for key in s3.contents()))
+            way.kinds, way.rate = ("hang",), 1.0
+            wait_until(lambda: way.done)
+            running.send_signal(number)
+            errors = running.communicate(timeout=PATIENCE_S)[1]
+    assert "KeyboardInterrupt" in errors or number is signal.SIGTERM
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
+    if program == FINALIZER:
+        assert rx.finalize_jobs(lines).state == "finished"
+    else:
+        assert_exact(planned().execute(), source)

@@ -365,7 +365,10 @@ def web(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-@pytest.mark.parametrize("layout", ["zstd", "blosc", "raw", "shards", "format 2"])
+TEXTS = position_values(SHAPE, object)
+
+
+@pytest.mark.parametrize("layout", ["zstd", "blosc", "raw", "shards", "format 2", "texts in shards"])
 def test_http_is_a_source(web: str, layout: str, tmp_path: Path, s3_processes: ProcessesExecutor) -> None:
     options: dict[str, dict[str, Any]] = {
         "zstd": {},
@@ -373,6 +376,7 @@ def test_http_is_a_source(web: str, layout: str, tmp_path: Path, s3_processes: P
         "raw": {"compressors": None},
         "shards": {"shards": SHAPE},
         "format 2": {"zarr_format": 2},
+        "texts in shards": {"shards": SHAPE, "dtype": zarr.dtype.VariableLengthUTF8(), "values": TEXTS},
     }
     source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS, **options[layout])
     for number, executor in enumerate(("threads", s3_processes) if layout in ("zstd", "shards") else ("threads",)):

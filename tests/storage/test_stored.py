@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import zarr
 from zarr.codecs import BytesCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
+import rechunk_exec as rx
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage import array_ref, members_of, open_array, read_scratch, write_scratch
 from rechunk_exec.storage.chunkcodec import direct_codec
 from rechunk_exec.storage.consolidated import conceal
+from rechunk_exec.tasks import ArrayRef
 from tests.storage.arrays import make
 from tests.storage.codecs import V3_COMPRESSORS
 
@@ -66,6 +69,37 @@ def test_an_array_that_no_store_holds_is_refused(
     zarr.create_array(store, shape=shape, chunks=chunk, dtype="i4", zarr_format=zarr_format)
     with pytest.raises(StorageError, match=r"an array has less than 2\*\*63 bytes"):
         open_array(array_ref(store), read_only=True)
+
+
+def with_chunk_of_zero(place: Path, shape: tuple[int, ...], zarr_format: Any) -> ArrayRef:
+    ref = make(place, shape, (2, 3), "i4", zarr_format=zarr_format)
+    document = place / ("zarr.json" if zarr_format == 3 else ".zarray")
+    document.write_text(re.sub(r'("chunks": \[\s*|"chunk_shape": \[\s*)2', r"\g<1>0", document.read_text()))
+    return ref
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_chunks_without_elements_of_an_axis_that_has_some_are_refused(zarr_format: Any, tmp_path: Path) -> None:
+    # It was a ZeroDivisionError, or an error over the first chunk.
+    ref = with_chunk_of_zero(tmp_path / "a", (4, 6), zarr_format)
+    for attempt in (
+        lambda: open_array(ref, read_only=True),
+        lambda: rx.rechunk(tmp_path / "a", (4, 1), "1MB", tmp_path / "t"),
+        lambda: rx.verify(tmp_path / "a", tmp_path / "a"),
+    ):
+        with pytest.raises(StorageError, match=r"a chunk must hold elements; .*a has \(4, 6\) .* chunks of \(0, 3\)"):
+            attempt()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_chunks_without_elements_of_an_axis_without_any_are_those_of_an_empty_array(
+    zarr_format: Any, tmp_path: Path
+) -> None:
+    with_chunk_of_zero(tmp_path / "a", (0, 6), zarr_format)
+    for chunks in ((1, 2), {1: 2}, None):
+        job = rx.rechunk(tmp_path / "a", chunks, "1MB", tmp_path / "t", mode="overwrite", progress=False)
+        assert job.execute().shape == (0, 6)
+        assert rx.verify(tmp_path / "a", tmp_path / "t").ok
 
 
 def test_documents_nested_too_deep_for_python_are_told(tmp_path: Path) -> None:

@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zarr.storage import MemoryStore
+from zarr.storage import MemoryStore, ObjectStore
 
+import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.copy.worker import Worker
 from rechunk_exec.errors import StorageError
+from rechunk_exec.results import Event
 from rechunk_exec.storage import array_ref, open_reader, open_writer, remove_array
 from rechunk_exec.storage.objects import LocalObjects
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef, CopyTask
 from tests.faults.stores import FaultyStore
+from tests.jobs import make_array
 from tests.s3 import Bucket
 from tests.storage.arrays import make, object_names, read_by_us, region_of
 from tests.values import position_values, same_bits
@@ -148,3 +151,26 @@ def test_an_open_folder_is_let_go_with_its_objects(tmp_path: Path) -> None:
 
 def test_values_of_this_file_are_not_fill() -> None:
     assert np.count_nonzero(VALUES) > VALUES.size // 2
+
+
+@pytest.mark.parametrize("client", ["s3fs", "obstore"])
+def test_a_bucket_that_is_removed_while_it_is_read_is_no_fill_value(client: str, s3: Bucket, tmp_path: Path) -> None:
+    make_array(s3.store("a.zarr"), (12, 40, 30), (1, 40, 30))
+    source: Any = s3.url("a.zarr")
+    if client == "obstore":
+        from obstore.store import from_url
+
+        source = ObjectStore(from_url(source))
+    job = rx.rechunk(source, (12, 10, 10), "30kB", tmp_path / "t", executor="serial", progress=False)
+    seen: list[Event] = []
+
+    def remove(event: Event) -> None:
+        seen.append(event)
+        if event.kind == "task" and len(seen) == 2:
+            s3.remove()
+
+    try:
+        with pytest.raises(rx.TaskError, match=r"those of .*a.zarr.* have gone while it was read"):
+            job.execute(on_event=remove)
+    finally:
+        s3.make()  # which whoever has lent it removes

@@ -10,7 +10,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pytest
 import zarr
-from zarr.core.buffer import Buffer
+from zarr.core.buffer import Buffer, cpu
+from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
 import rechunk_exec as rx
@@ -154,6 +155,7 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "no text": lambda text: "\xff",
     "deep": lambda text: "[" * 100_000,
     "huge": lambda text: re.sub(r'("shape": \[\s*)6', rf"\g<1>{2**70}", text),
+    "of empty chunks": lambda text: re.sub(r'("chunks": \[\s*|"chunk_shape": \[\s*)6', r"\g<1>0", text),
 }
 
 
@@ -195,6 +197,27 @@ def test_a_group_that_cannot_be_opened_is_found_and_what_is_in_it_compared(zarr_
         assert f"cannot be opened in the {side}" in report.differing[0].reason
 
 
+@pytest.mark.parametrize("content", ["{torn", "{}"])
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_is_in_a_group_that_cannot_be_opened_on_both_sides_is_compared(
+    zarr_format: int, memory: bool, content: str, tmp_path: Path
+) -> None:
+    # It was passed over: only the group was named.
+    places: list[Place] = [MemoryStore() if memory else tmp_path / name for name in ("one", "other")]
+    for place in places:
+        make_group(place, (6, 2), zarr_format=zarr_format)
+        array: Any = zarr.open_array(place, path="sub/deep/c")
+        array[5, 3] = "x" if place is places[0] else "y"
+        store = zarr.open_group(place).store
+        for name in ("sub", "sub/deep"):
+            document = f"{name}/{ {2: '.zgroup', 3: 'zarr.json'}[zarr_format] }"
+            sync(store.set(document, cpu.Buffer.from_bytes(content.encode())))
+    report = rx.verify(*places)
+    assert [(box.path, box.stop) for box in report.differing] == [("sub", ()), ("sub/deep", ()), ("sub/deep/c", (6, 4))]
+    assert report.arrays == 5
+
+
 @pytest.mark.parametrize("name, content", [("zarr.json", '{"zarr_format": 3}'), ("zarr.json", "{}"), (".zgroup", "{}")])
 def test_what_does_not_say_that_it_is_a_group_is_none(name: str, content: str, tmp_path: Path) -> None:
     # zarr takes it for a group: two of these held the same arrays, none.
@@ -229,6 +252,18 @@ def test_what_may_pass_while_members_are_opened_is_tried_again_and_no_finding(mo
         left = 10**6
         with pytest.raises(StorageError, match="503"):
             rx.verify(one, other)
+
+
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_a_member_whose_source_is_damaged_is_found_and_the_others_are_compared(executor: str, tmp_path: Path) -> None:
+    # It ended the comparison.
+    make_group(tmp_path / "one", (3, 4))
+    make_group(tmp_path / "other", (6, 2))
+    (tmp_path / "one/a/c/1/0").write_bytes(b"torn")
+    zarr.open_array(tmp_path / "other/sub/deep/c")[5, 3] = "x"
+    report = rx.verify(tmp_path / "one", tmp_path / "other", executor=executor)
+    assert [(box.path, box.start) for box in report.differing] == [("a", (0, 0)), ("sub/deep/c", (0, 2))]
+    assert re.search(r"it cannot be read in the source: .*c/1/0", report.differing[0].reason)
 
 
 def test_damaged_chunks_of_a_member_are_named(tmp_path: Path) -> None:
