@@ -34,7 +34,7 @@ from rechunk_exec.preparation import (
 from rechunk_exec.report.progress import progress as progress_display
 from rechunk_exec.report.tally import Tally, stage_times
 from rechunk_exec.results import CopyReport, Event, OnEvent, TaskResult
-from rechunk_exec.resuming import take_back
+from rechunk_exec.resuming import replaced, take_back
 from rechunk_exec.sizes import bytes_text
 from rechunk_exec.staging import stages_of
 from rechunk_exec.storage import FinishedRecord
@@ -267,6 +267,18 @@ class Rechunked:
         """The end of a job that had ended before."""
         self.stages = tuple(replace(stage, left=()) for stage in self.stages)
         self.report = CopyReport(executor=self._parts.executor.name, results=(), seconds=0.0)
+        try:
+            self._verify_ended()
+            array = self._open_target()
+        except RechunkError:
+            if self._had_ended():
+                raise
+            raise replaced(self._work.places.target) from None
+        if not self._had_ended():  # what was opened is another driver's, which may be at it
+            raise replaced(self._work.places.target)
+        return array
+
+    def _verify_ended(self) -> None:
         places = self._work.places
         if self._parts.verify:
             found = verify_nodes(
@@ -277,7 +289,6 @@ class Rechunked:
                     f"the target must hold the source's bits; {found}; its job had ended, so the target "
                     f"{places.target} was damaged or written to since; give mode='overwrite' to make it anew"
                 )
-        return self._open_target()
 
     def _make_stages(self, work: Undertaking) -> tuple[Stage, ...]:
         places, target = work.places, work.places.target

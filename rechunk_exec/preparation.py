@@ -19,7 +19,7 @@ from rechunk_exec import storage
 from rechunk_exec.errors import PlanError, ResumeError, StorageError, TargetExistsError
 from rechunk_exec.plans import Plan
 from rechunk_exec.results import TaskResult
-from rechunk_exec.resuming import what_is_left
+from rechunk_exec.resuming import replaced, what_is_left
 from rechunk_exec.staging import JobPlaces, intermediates
 from rechunk_exec.storage import JobRecord, Journal, Lease
 from rechunk_exec.tasks import ArrayRef, Stage
@@ -175,9 +175,7 @@ def _go_on(work: Undertaking, resumed: JobRecord, lease: Lease) -> Begun:
     target = work.places.target
     record = storage.read_job(target)
     if record is None or record.job != resumed.job:
-        raise ResumeError(
-            f"a job goes on as it was when it was planned; since then another one was begun at {target}; plan again"
-        )
+        raise replaced(target)
     results = Journal(target, record.job).results()
     # A name of its own: what is still running for the job before it does not reach this one.
     journal = Journal(target, work.stages[0].job)

@@ -129,6 +129,14 @@ def refuse_other_plan(
         )
 
 
+def replaced(target: ArrayRef) -> ResumeError:
+    """Return what is raised where another job, or none, is at a target since this one was planned."""
+    return ResumeError(
+        f"a job goes on as it was when it was planned; since then another one was begun at {target}, or it was "
+        "removed; plan again"
+    )
+
+
 def refuse_past_limits(begun: storage.JobRecord, limits: Limits, target: ArrayRef) -> None:
     """Raise :class:`ResumeError` if a job that was begun passes limits that are set only now."""
     plan = begun.plan

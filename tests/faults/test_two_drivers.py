@@ -24,7 +24,7 @@ from rechunk_exec.storage.documents import Documents
 from rechunk_exec.storage.lease import sole_writer
 from tests.faults.driver import tasks_begun
 from tests.faults.kills import SHAPE, Scene
-from tests.jobs import ZarrArray, elements, make_array
+from tests.jobs import ZarrArray, elements, make_array, stop_after
 from tests.s3 import Bucket
 from tests.values import same_bits
 
@@ -273,3 +273,23 @@ def test_a_driver_that_was_silent_looks_before_it_goes_on(
     with pytest.raises(rx.TargetExistsError, match="another has taken over"):
         job.execute(on_event=taken_away)
     assert len(ran) == 2
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_finished_job_that_another_driver_replaces_meanwhile_is_not_given(
+    source: ZarrArray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool
+) -> None:
+    def wanted(mode: Mode) -> rx.Rechunked:
+        return rx.rechunk(
+            source, LAYOUTS[0], "1MB", tmp_path / "target", executor="serial", mode=mode, verify=verify, progress=False
+        )
+
+    def begun_before(job: rx.Rechunked) -> Any:
+        stop_after(1, wanted("overwrite"))
+        return ended(job)
+
+    wanted("fail").execute()
+    ended = rx.Rechunked._nothing_left
+    monkeypatch.setattr(rx.Rechunked, "_nothing_left", begun_before)
+    with pytest.raises(rx.ResumeError, match="since then another one was begun"):
+        wanted("resume").execute()
