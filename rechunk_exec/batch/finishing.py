@@ -143,20 +143,24 @@ def finalize_jobs(
         with EndRequests(), storage.requests_of_driver(), storage.sole_writer(job.target) as lease:
             try:
                 if not job.finished:
-                    job.journal.merge()
-                    lease.check()
-                    _refuse_missing(file, job)
-                    results = job.journal.results()
-                    _refuse_lost(file, job, results, lease)
-                    if job.batch.verify if verify is None else verify:
-                        _verify(job, file, results.values(), executor, lease)
-                    lease.await_workers()
-                    end_job(job, lease)
+                    _finish(file, job, lease, verify=verify, executor=executor)
             except BaseException as error:
                 storage.interrupted(error)
                 raise
     storage.remove_abandoned_lines(file.name)  # of an `init` that was killed
     return read_status(job.target)
+
+
+def _finish(file: JobsFile, job: Prepared, lease: Lease, *, verify: bool | None, executor: object) -> None:
+    job.journal.merge()
+    lease.check()
+    _refuse_missing(file, job)
+    results = job.journal.results()
+    _refuse_lost(file, job, results, lease)
+    if job.batch.verify if verify is None else verify:
+        _verify(job, file, results.values(), executor, lease)
+    lease.await_workers()
+    end_job(job, lease)
 
 
 def _tidy(job: Prepared) -> None:

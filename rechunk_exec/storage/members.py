@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 import zarr
 from zarr.abc.store import Store
@@ -66,7 +67,7 @@ def members_of(ref: ArrayRef) -> Members | None:
                 members = node.members(max_depth=None)
                 found.arrays.update(name for name, member in members if isinstance(member, zarr.Array))
             try:
-                _walk(store, ref.path, "", found)
+                _Walk(store, ref.path, node.metadata.zarr_format, found).group("")
             except Exception as error:
                 if not consolidated or outlook(error, remote=True) is Outlook.PASSING:
                     raise  # else what it would have named would be passed over
@@ -79,74 +80,76 @@ def members_of(ref: ArrayRef) -> Members | None:
         )
 
 
-def _walk(store: Store, root: str, path: str, found: Members) -> None:
-    """Note what is in a group as the store lists it, whatever consolidated metadata say.
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """Notes what is in a group; paths are relative to it."""
 
-    A group at a time: zarr believes those of inner groups even where it is told not to.
-    """
-    place = _joined(root, path)
-    group = zarr.open_group(persistent(store), path=place, mode="r", use_consolidated=False)
-    zarr_format = group.metadata.zarr_format
-    try:
-        members = dict(group.members())  # many at once
-    except Exception as error:
-        if outlook(error, remote=True) is Outlook.PASSING:
-            raise
-        members = {}  # one of them cannot be opened
-    for name in sorted({*list_names(store, place), *members}):
-        inner = _joined(path, name)
-        member = members.get(name)
-        # zarr passes over some that it cannot open.
-        if member is None:
-            try:
-                member = group[name] if _is_node(store, _joined(place, name), zarr_format) else None
-            except Exception as error:
-                if outlook(error, remote=True) is Outlook.PASSING:
-                    raise
-                found.damaged[inner] = _text(error)
-                _walk_damaged(store, root, inner, zarr_format, found)
-        if isinstance(member, zarr.Array):
-            found.arrays.add(inner)
-        elif member is not None and zarr_format == 2 and _is_there(store, f"{_joined(place, name)}/.zarray"):
-            found.damaged[inner] = "its .zarray is damaged"  # zarr takes one without members for a group
-        elif member is not None and not _says_group(store, _joined(place, name)):
-            found.damaged[inner] = _NO_GROUP
-            _walk_damaged(store, root, inner, zarr_format, found)
-        elif member is not None:
-            _walk(store, root, inner, found)
+    store: Store
+    root: str
+    zarr_format: Literal[2, 3]
+    found: Members
 
+    def group(self, path: str) -> None:
+        """Note what is in a group as the store lists it, whatever consolidated metadata say.
 
-def _walk_damaged(store: Store, root: str, path: str, zarr_format: int, found: Members) -> None:
-    """Note what is in a node that cannot be opened, as far as it can be listed: it may be a group.
-
-    What has the name of a chunk is passed over, of which an array may have a million.
-    """
-    place = _joined(root, path)
-    try:
-        names = list_names(store, place)
-    except StorageError as error:
-        if has_outlasted(error):
-            raise
-        return
-    for name in sorted(name for name in names if not _OF_CHUNKS.fullmatch(name)):
-        inner = _joined(path, name)
-        if not _is_node(store, _joined(place, name), zarr_format):
-            continue
+        A group at a time: zarr believes those of inner groups even where it is told not to.
+        """
+        place = _joined(self.root, path)
+        group = zarr.open_group(persistent(self.store), path=place, mode="r", use_consolidated=False)
         try:
-            node = zarr.open(store=persistent(store), path=_joined(place, name), mode="r")
+            members = dict(group.members())  # many at once
         except Exception as error:
             if outlook(error, remote=True) is Outlook.PASSING:
                 raise
-            found.damaged[inner] = _text(error)
-            _walk_damaged(store, root, inner, zarr_format, found)
-            continue
-        if isinstance(node, zarr.Array):
-            found.arrays.add(inner)
-        elif _says_group(store, _joined(place, name)):
-            _walk(store, root, inner, found)
+            members = {}  # one of them cannot be opened
+        for name in sorted({*list_names(self.store, place), *members}):
+            inner = _joined(path, name)
+            if name in members:
+                self._note(inner, members[name])
+            else:  # zarr passes over some that it cannot open
+                self._open(inner)
+
+    def _open(self, path: str) -> None:
+        """Note what is there, if it is a node."""
+        place = _joined(self.root, path)
+        if not _is_node(self.store, place, self.zarr_format):
+            return
+        try:
+            member = zarr.open(store=persistent(self.store), path=place, mode="r", zarr_format=self.zarr_format)
+        except Exception as error:
+            if outlook(error, remote=True) is Outlook.PASSING:
+                raise
+            self.found.damaged[path] = _text(error)
+            self._damaged(path)
         else:
-            found.damaged[inner] = _NO_GROUP
-            _walk_damaged(store, root, inner, zarr_format, found)
+            self._note(path, member)
+
+    def _note(self, path: str, member: object) -> None:
+        """Note a member that zarr has opened, and what is in it."""
+        place = _joined(self.root, path)
+        if isinstance(member, zarr.Array):
+            self.found.arrays.add(path)
+        elif self.zarr_format == 2 and _is_there(self.store, f"{place}/.zarray"):
+            self.found.damaged[path] = "its .zarray is damaged"  # zarr takes one without members for a group
+        elif _says_group(self.store, place):
+            self.group(path)
+        else:
+            self.found.damaged[path] = _NO_GROUP
+            self._damaged(path)
+
+    def _damaged(self, path: str) -> None:
+        """Note what is in a node that cannot be opened, as far as it can be listed: it may be a group.
+
+        What has the name of a chunk is passed over, of which an array may have a million.
+        """
+        try:
+            names = list_names(self.store, _joined(self.root, path))
+        except StorageError as error:
+            if has_outlasted(error):
+                raise
+            return
+        for name in sorted(name for name in names if not _OF_CHUNKS.fullmatch(name)):
+            self._open(_joined(path, name))
 
 
 def _says_group(store: Store, path: str) -> bool:

@@ -138,7 +138,7 @@ class Objects(ABC):
 
         What the store itself holds cut is returned as it is: who reads it finds the damage.
         """
-        return self.read(key, use=lambda content: self.refuse_cut(key, content))
+        return self.read(key)  # files are never given in part
 
     def expect(self, key: str, start: int, length: int | None) -> None:  # noqa: B027 - a hint, which few can use
         """Say that these bytes of an object will be read: a disk may begin. Where that fails, reading tells."""
@@ -164,9 +164,6 @@ class Objects(ABC):
 
     def refuse_short(self, key: str, size: int) -> None:  # noqa: B027 - files are never given in part
         """Raise :class:`ShortAnswerError` if the object has another size, in bytes, than what came of it."""
-
-    def refuse_cut(self, key: str, content: memoryview) -> None:  # noqa: B027
-        """Raise :class:`ShortAnswerError` if what came as a document is no JSON, and not what the store holds."""
 
     @abstractmethod
     def refuse_unreadable(self, key: str) -> None:

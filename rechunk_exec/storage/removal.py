@@ -30,7 +30,6 @@ from rechunk_exec.storage.stores import local_path, open_store
 from rechunk_exec.storage.unanswered import sync
 from rechunk_exec.tasks import ArrayRef
 
-"""Documents that make a folder an array."""
 _STAYS = ("drivers", "job.json")
 """Among our documents: who drives a job there, and what the job is. They say meanwhile that it is unfinished."""
 

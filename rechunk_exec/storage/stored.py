@@ -127,9 +127,8 @@ def _refuse_cut(store: Store, path: str, error: Exception) -> None:
     if content is None:
         return
     objects = StoreObjects(store, path)
-    sizes = {objects.size(name) for name in METADATA_NAMES}
-    told = len(content) if len(content) in sizes and not is_page(content) else None
-    if told is None:
+    held = any(objects.size(name) == len(content) for name in METADATA_NAMES)
+    if is_page(content) or not held:
         raise ShortAnswerError(f"it gave {len(content)} bytes that are no JSON as metadata") from error
 
 
