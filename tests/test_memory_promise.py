@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +16,7 @@ from rechunk_exec.results import OVERRUN_BYTES
 from tests.benchmarks.memory_campaign import Campaign, broken_rules
 from tests.benchmarks.memory_flat import run_fresh
 from tests.benchmarks.memoryjobs import MB, RAW, Codec, Job, JobSpace, Shape, Source
+from tests.s3 import Bucket, running_server
 
 pytestmark = [
     pytest.mark.memory,
@@ -112,4 +114,18 @@ def test_indices_that_are_kept_take_no_page_each_of_what_codecs_work_in(campaign
     found = campaign.measure(replace(toy, source=replace(toy.source, number=len(SOURCES))))
     assert found.tasks > 2000, found
     assert found.measured < found.predicted + 7 * MB, found
+    assert broken_rules(found) == [], found
+
+
+def test_what_clients_of_a_store_far_away_work_in_does_not_pile_up(campaign: Campaign) -> None:
+    # Two stages by way of S3: parts of answers and of objects, freed in arenas of many threads, held 7 to 13 MB more.
+    far = next(job for job in JobSpace(18).jobs(120) if job.number == 90)
+    with running_server() as endpoint:
+        bucket = Bucket(endpoint, "memory")
+        with patch.dict(os.environ, bucket.environment):
+            bucket.make()
+        found = replace(campaign, environment=bucket.environment).measure(
+            replace(far, source=replace(far.source, number=len(SOURCES) + 1))
+        )
+    assert found.stages == 2, found
     assert broken_rules(found) == [], found

@@ -214,6 +214,8 @@ class Worker:
                 pair.reader.refuse_vanished()
             for scratch in scratches:
                 scratch.shrink()
+            if not pair.reader.objects.streams and tally.stored_read > _LOOSE_BYTES:
+                trim_heap()  # clients join answers out of parts, and writing works in other threads' arenas
             if task.digest:
                 tally.digest = f"{_digest(region, scratches, helpers):016x}"
             with pair.writer.jobs(region) as jobs:

@@ -19,6 +19,8 @@ from rechunk_exec.storage.objectbase import Drawn
 
 _LENT_FROM = 1 << 20
 """Smaller objects are copied: that is faster than to be read piece by piece."""
+_PIECE_BYTES = 1 << 17
+"""botocore asks for a megabyte at a time, of which it makes more on several threads, and takes less as well."""
 
 
 class _Held(Drawn):
@@ -72,18 +74,31 @@ class Body(io.RawIOBase):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self)}[whence]
         return self._at
 
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return all that comes next, or at most ``size`` bytes of it: as many as make a piece."""
+        stop = len(self) if size is None or size < 0 else min(len(self), self._at + min(size, _PIECE_BYTES))
+        parts: list[memoryview] = []
+        while self._at < stop:
+            parts.append(self._next(stop - self._at))
+        return b"".join(parts)
+
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer with what comes next; return how many bytes that was."""
+        part = self._next(min(len(buffer), len(self) - self._at))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def _next(self, size: int) -> memoryview:
+        """Return what comes next of the block that is there, or of the one behind it: ``size`` bytes at most."""
+        if size <= 0:
+            return memoryview(b"")
         place = self._start + self._at
-        if place >= self._stop:
-            return 0
         if not self._begins <= place < self._begins + len(self._block):
             self._begins, self._block = self._content.block(place)
         offset = place - self._begins
-        part = self._block[offset : offset + min(len(buffer), self._stop - place)]
-        buffer[: len(part)] = part
+        part = self._block[offset : offset + size]
         self._at += len(part)
-        return len(part)
+        return part
 
 
 class _LentBuffer(HostBuffer):

@@ -28,6 +28,15 @@ def test_a_body_reads_as_a_file_of_its_bytes() -> None:
     assert (len(body), body.readable(), body.seekable(), body.writable()) == (len(CONTENT), True, True, False)
 
 
+def test_a_large_piece_of_a_body_comes_in_smaller_ones() -> None:
+    body = Body(memoryview(CONTENT))[5:]
+    pieces = list(iter(lambda: body.read(1 << 20), b""))
+    assert b"".join(pieces) == CONTENT[5:]
+    assert max(map(len, pieces)) <= 1 << 17
+    body.seek(7)
+    assert body.read() == CONTENT[12:], "who asks for all of it gets that"
+
+
 @pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, len(CONTENT)])
 def test_large_and_small_objects_reach_s3(s3: Bucket, size: int) -> None:
     objects = objects_of(open_store(ArrayRef(store=s3.url("a")), read_only=False), "b")
