@@ -6,6 +6,7 @@ reads them, and made again if it reads them again, for a checksum or another try
 
 from __future__ import annotations
 
+import mmap
 import threading
 from typing import Self
 
@@ -94,7 +95,7 @@ class DrawnPieces(Drawn):
         return True
 
     def _gathered(self, run: Run, region: Region) -> memoryview:
-        block = np.empty(run.length * self._pieces.piece_bytes, np.uint8).data
+        block = _mapped(run.length * self._pieces.piece_bytes)
         self._pieces.gather(run, region, block)
         return block
 
@@ -122,7 +123,17 @@ class DrawnPieces(Drawn):
         inside = [*outer, first, *[0] * (len(chunk) - axis - 1)]
         until = [*[a + 1 for a in outer], last, *chunk[axis + 1 :]]
         low, high = tuple(map(int.__add__, corner, inside)), tuple(map(int.__add__, corner, until))
-        return (lead * chunk[axis] + first) * inner, pieces.gather_part(low, high, region)
+        block = _mapped((last - first) * inner)
+        pieces.gather_part(low, high, region, block)
+        return (lead * chunk[axis] + first) * inner, block
 
     def _place(self, number: int) -> Index:
         return tuple(map(int, np.unravel_index(number, self._pieces.grid_shape)))
+
+
+def _mapped(size: int) -> memoryview:
+    """Return memory that goes back to the system once it is let go.
+
+    Clients read on many threads, and each one's arena would keep a block.
+    """
+    return memoryview(mmap.mmap(-1, size))

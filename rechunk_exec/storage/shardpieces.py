@@ -107,14 +107,13 @@ class ShardPieces:
                 frame[place] = self.stored.absent
             frame[(*place, *map(slice, inner.shape))] = inner
 
-    def gather_part(self, low: Index, high: Index, region: Region) -> memoryview:
-        """Return the elements of the box ``[low, high)``, which lies in one piece, as its bytes."""
+    def gather_part(self, low: Index, high: Index, region: Region, content: memoryview) -> None:
+        """Copy the elements of the box ``[low, high)``, which lies in one piece."""
         part = region.part(low, high)
-        box = np.empty(tuple(map(int.__sub__, high, low)), self.dtype)
+        box = np.frombuffer(content, self.dtype).reshape(tuple(map(int.__sub__, high, low)))
         if part.shape != box.shape:  # at the array's edge
             box[...] = self.stored.absent
         box[tuple(map(slice, part.shape))] = part
-        return box.reshape(-1).view(np.uint8).data
 
     def empty(self, pieces: memoryview) -> Flags:
         """Return which of some gathered pieces are all fill value."""
