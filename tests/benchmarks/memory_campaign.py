@@ -1,6 +1,7 @@
 """The promise of memory, over random jobs in fresh processes. Run by hand.
 
     python tests/benchmarks/memory_campaign.py [--jobs 300] [--seed 1] [--at-once 2] [--out FILE] [--folder DIR]
+        [--only NUMBER ...] [--place s3]
 
 Each job is run in a process of its own, after a tiny job of the same kind: see :mod:`tests.benchmarks.memoryprobe` for
 how it is measured, and :mod:`tests.benchmarks.memoryjobs` for what is drawn. The table has a line for each job that
@@ -34,7 +35,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]  # as a script it sees its own folder only
 
-from tests.benchmarks.memoryjobs import MB, Job, JobSpace, from_json  # noqa: E402
+from tests.benchmarks.memoryjobs import LARGEST_AFAR, MB, Job, JobSpace, from_json, placed  # noqa: E402
 from tests.benchmarks.memoryprobe import Measured  # noqa: E402
 from tests.s3 import Bucket, running_server  # noqa: E402
 
@@ -217,14 +218,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--folder", type=Path, help="where arrays are made; needs 2 GB for each job at once")
     parser.add_argument("--only", type=int, nargs="*", help="numbers of jobs")
+    parser.add_argument("--place", choices=("objects", "s3"), help="write all targets there, those under 300 MB")
     parser.add_argument("--read", type=Path, help="report the lines of an earlier run")
     asked = parser.parse_args()
     if asked.read:
         return int(report(read_lines(asked.read)))
     groups: dict[int, list[Job]] = {}
     for job in JobSpace(asked.seed).jobs(asked.jobs):
-        if not asked.only or job.number in asked.only:
-            groups.setdefault(job.source.number, []).append(job)
+        if (asked.only and job.number not in asked.only) or (asked.place and job.source.nbytes >= LARGEST_AFAR):
+            continue
+        groups.setdefault(job.source.number, []).append(placed(job, asked.place or job.place))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=asked.folder)))
         bucket = Bucket(stack.enter_context(running_server()), "memory")

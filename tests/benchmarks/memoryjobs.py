@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,8 @@ DTYPES = (
     *("<c8", "<c16", "<M8[s]", "V3"),
 )
 """Of 1 to 16 bytes; the commonest more often."""
+LARGEST_AFAR = 300 * MB
+"""Larger arrays stay on disks."""
 ROOMS = (1.0, 1.02, 1.3, 2.0, 4.0, 0)
 """``max_mem`` over what a job needs at least; 0 for twice the array."""
 V2_DTYPES = ("V5", "V12")  # structures, which format 3 has not settled yet
@@ -170,6 +172,14 @@ def make_source(source: Source, store: Any, shape: Shape | None = None) -> None:
         array[start : start + rows] = octets.view(source.elements).reshape(rows, *shape[1:])
 
 
+def placed(job: Job, place: str) -> Job:
+    """The job with its target at a place; by threads, where one of its arrays is known to this process only."""
+    within = job.source.place == "disk" and place == "disk"
+    if not within and job.executor in {"processes", "dask"}:
+        return replace(job, place=place, executor="threads", workers=2)
+    return replace(job, place=place)
+
+
 @dataclass
 class JobSpace:
     """Draws sources and jobs from a seed."""
@@ -205,6 +215,8 @@ class JobSpace:
         chunks = (1, *shape[1:]) if bands and 4 * MB < math.prod(shape[1:]) * itemsize < 200 * MB else None
         chunks = chunks or self.chunk(shape, itemsize)
         shards = self.shard(shape, chunks, itemsize) if zarr_format == 3 and draw.random() < 0.3 else None
+        if dtype.startswith("V"):
+            shards = None  # zarr 3.1 cannot write them
         return Source(
             number=number,
             shape=shape,
@@ -225,8 +237,7 @@ class JobSpace:
         zarr_format = 2 if structured else draw.choice((3, 3, 3, 2))
         itemsize = source.elements.itemsize
         chunks = self.chunk(source.shape, itemsize)
-        place = draw.choices(("disk", "objects", "s3"), (92, 4, 4))[0] if source.nbytes < 300 * MB else "disk"
-        within = source.place == "disk" and place == "disk"
+        place = draw.choices(("disk", "objects", "s3"), (92, 4, 4))[0] if source.nbytes < LARGEST_AFAR else "disk"
         executor, workers = draw.choices(
             [
                 *(("threads", count) for count in (1, 2, 4)),
@@ -237,12 +248,10 @@ class JobSpace:
             ],
             (3, 2, 3, 2, 1, 2, 0.4),
         )[0]
-        if not within and executor in {"processes", "dask"}:
-            executor, workers = "threads", 2
         codec = self.codec(zarr_format)
         if source.nbytes > 100 * MB and codec[0] in {"gzip", "zlib", "bz2", "lzma"}:
             codec = ("zstd", "", 1, "")
-        return Job(
+        job = Job(
             number=number,
             source=source,
             chunks=chunks,
@@ -252,9 +261,9 @@ class JobSpace:
             executor=executor,
             workers=workers,
             room=draw.choices(ROOMS, (2, 1, 1, 2, 4, 18) if source.nbytes > 210 * MB else (3, 1, 2, 2, 2, 2))[0],
-            place=place,
             verify=draw.random() < 0.08,
         )
+        return placed(job, place)
 
     def codec(self, zarr_format: int) -> Codec:
         """A codec, the slow ones seldom."""
