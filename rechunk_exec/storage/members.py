@@ -12,6 +12,7 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 
 from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.storage.cut import PAGE_TEXT, is_page, undecoded
 from rechunk_exec.storage.documents import list_names
 from rechunk_exec.storage.failures import Outlook, as_told, has_outlasted, outlook, without_queries
 from rechunk_exec.storage.persistent import persistent
@@ -75,9 +76,9 @@ def members_of(ref: ArrayRef) -> Members | None:
     except (StorageError, MissingExtraError):
         raise
     except Exception as error:  # noqa: BLE001 - told, without what may be signed
-        raise StorageError(f"no array or group could be opened at {ref} (zarr says: {_text(error)})") from as_told(
-            error
-        )
+        content = undecoded(error)
+        reason = f"zarr says: {_text(error)}" if content is None or not is_page(content) else PAGE_TEXT
+        raise StorageError(f"no array or group could be opened at {ref} ({reason})") from as_told(error)
 
 
 @dataclass(frozen=True, slots=True)
