@@ -158,7 +158,7 @@ class ArrayRef:
 
     def __str__(self) -> str:
         store = self.store if isinstance(self.store, str) else f"<{type(self.store).__name__}>"
-        return f"{store}/{self.path}" if self.path else store
+        return f"{store.rstrip('/')}/{self.path}" if self.path else store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,6 +259,24 @@ def test_what_is_held_is_written_when_a_run_ends_early(
     assert rx.failed_jobs(batch.jobs)[:1] == (2,)
 
 
+def test_results_are_not_lost_to_an_interrupt_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(monkeypatch, 1000)
+    batch = begin_one_stage(tmp_path)
+    add, interrupts = Journal.add, [KeyboardInterrupt()]
+
+    def interrupted(self: Journal, *words: Any, **options: Any) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        add(self, *words, **options)
+
+    monkeypatch.setattr(Journal, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rx.run_job(batch.jobs, range(3))
+    assert results_of(batch) == ["0-0-0-3"]
+
+
 def test_lines_whose_results_cannot_be_written_have_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(monkeypatch, 1000)
     batch = begin_one_stage(tmp_path)

@@ -22,7 +22,7 @@ from rechunk_exec import wire
 from rechunk_exec.cli import main
 from rechunk_exec.jobstatus import JobStatus, StageStatus, find_status, unfinished_text
 from rechunk_exec.results import Event, TaskFailure
-from rechunk_exec.storage import ArrayRef, Claim, FinishedRecord, Journal, read_job
+from rechunk_exec.storage import ArrayRef, Claim, FinishedRecord, Journal, lease, read_job
 from rechunk_exec.storage.documents import Documents
 from rechunk_exec.tasks import Stage
 from tests.jobs import InjectedError, ZarrArray, assert_exact, make_array, snapshot
@@ -147,6 +147,24 @@ def test_a_job_that_was_stopped(tmp_path: Path, source: ZarrArray) -> None:
     text = f"{tmp_path / 'target'} is unfinished: {first + 2} of {first + last} tasks of its job are done"
     one, other = (ArrayRef(store=str(tmp_path / name)) for name in ("source", "target"))
     assert unfinished_text(one, other) == unfinished_text(other, one) == unfinished_text(other, other) == text
+
+
+def test_a_job_that_was_stopped_and_cannot_take_its_claim_back_does_not_run(
+    source: ZarrArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It was told as running for a minute, and kept others out, as long as its process lived.
+    def denied(*arguments: object, **options: object) -> None:
+        raise rx.StorageError("nothing may be removed")
+
+    store = MemoryStore()
+    with monkeypatch.context() as patched:
+        patched.setattr(lease, "remove_claim", denied)
+        interrupt(plan_job(source, store), 1)
+        status = rx.status(store)
+        assert (status.state, status.done, status.driver) == ("unfinished", 1, "")
+    assert_exact(plan_job(source, store, mode="resume").execute(), source)
+    assert rx.status(store).state == "finished"
+    assert not [key for key in store._store_dict if "drivers" in key]
 
 
 def test_a_comparison_with_an_array_whose_job_has_not_ended_is_not_ok_on_either_side(

@@ -470,3 +470,12 @@ def test_references_are_told_apart_in_a_process() -> None:
     one = ArrayRef(store="s3://a", storage_options={"x": 1, "y": 2})
     assert one.key == ArrayRef(store="s3://a", storage_options={"y": 2, "x": 1}).key
     assert (str(refs[0]), str(refs[1])) == ("/a", "/a/b")
+
+
+@pytest.mark.parametrize(
+    "store, name", [("s3://b/x/", "s3://b/x/a/b"), ("s3://b/x", "s3://b/x/a/b"), ("s3://b//x", "s3://b//x/a/b")]
+)
+def test_an_array_in_a_store_is_named_alike_whether_its_url_ends_in_a_slash(store: str, name: str) -> None:
+    # With two slashes the name was of another place, and counted as one when a job was resumed.
+    assert str(ArrayRef(store=store, path="a/b")) == name
+    assert str(ArrayRef(store=store)) == store

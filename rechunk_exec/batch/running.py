@@ -8,9 +8,11 @@ import time
 from collections.abc import Hashable
 from contextlib import suppress
 
+from rechunk_exec import storage
 from rechunk_exec.batch.jobsfile import JobsFile
 from rechunk_exec.batch.prepared import Prepared, prepared
 from rechunk_exec.copy import release_memory, run_task
+from rechunk_exec.endrequests import EndRequests
 from rechunk_exec.errors import RechunkError, TaskError
 from rechunk_exec.executors.copyrun import TRIES, is_permanent, task_error
 from rechunk_exec.results import CopyReport, TaskFailure, TaskResult, in_order
@@ -63,16 +65,23 @@ def run_job(jobs: str | os.PathLike[str], index: int | range | None = None, *, s
     file = JobsFile(jobs)
     numbers = _numbers(file, index, stage)
     run = _Run(file)
-    try:
-        if len(numbers) > 1:
-            for number, task in file.tasks(numbers):  # all are looked at before the first is run
+    with EndRequests() as requests, storage.requests_of_driver():
+        try:
+            if len(numbers) > 1:
+                for number, task in file.tasks(numbers):  # all are looked at before the first is run
+                    run.check(number, task, stage)
+            for number, task in file.tasks(numbers):
+                requests.heed()
                 run.check(number, task, stage)
-        for number, task in file.tasks(numbers):
-            run.check(number, task, stage)
-            run.line(task)
-    finally:
-        run.note()
-        release_memory()
+                run.line(task)
+            run.note()
+        except BaseException as error:
+            storage.interrupted(error)
+            with suppress(RechunkError):  # what goes wrong here must not hide what went wrong before
+                run.note()
+            raise
+        finally:
+            release_memory()
     if run.failures:
         raise run.failure(len(numbers))
     return CopyReport(
@@ -137,14 +146,16 @@ class _Run:
 
     def note(self) -> None:
         """Write the results that are held."""
-        held, self._held = self._held, []
+        held = self._held
         if not held:
             return
         job = self._job(held[0][0], "")
         results = [result for _, result in held]
         try:
-            job.journal.add(results)
+            job.journal.add(results)  # if this is interrupted they are still held
+            self._held = []
         except Exception as error:  # noqa: BLE001 - a line whose result is nowhere has failed
+            self._held = []
             if not job.finished:
                 for task, _ in held:
                     self._failed(job, task, error)

@@ -31,6 +31,8 @@ STALE_S = 60.0
 
 _FOLDER = "drivers"
 _BEAT = "-beat"
+_left_behind: set[str] = set()
+"""Drivers of this process that have ended and could not remove their claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +58,11 @@ class Claim:
     """By those done, before encoding."""
 
     def is_dead(self) -> bool:
-        """Whether it can be seen from here that the process is gone."""
+        """Whether it can be seen from here that the driver is gone."""
         if self.system != this_system():
             return False
+        if self.driver in _left_behind:
+            return True
         try:
             if abs(process_began(self.pid) - self.pid_began) > 1:
                 return True
@@ -126,6 +130,11 @@ def remove_claim(documents: Documents, claim: Claim, *, has_beaten: bool = True)
     documents.delete(f"{_FOLDER}/{claim.driver}")
     if has_beaten:
         documents.delete(f"{_FOLDER}/{claim.driver}{_BEAT}")
+
+
+def leave_claim(claim: Claim) -> None:
+    """Have the claim of a driver that has ended, and that could not remove it, count as a dead one's here."""
+    _left_behind.add(claim.driver)
 
 
 def this_system() -> str:

@@ -7,9 +7,35 @@ tells that it holds as many bytes, it is damaged there, and asking again would n
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rechunk_exec.storage.failures import ShortAnswerError, chain
+
+_SAME_PAGES = 7
+"""How often one page must come until it is taken for all that there is; by then some seconds have passed."""
+
+
+PAGE_TEXT = (
+    "its server gives a page for people, in HTML or XML, where metadata are expected; look whether the URL is right, "
+    "and whether one must sign in there"
+)
+
+
+class Pages:
+    """The pages that came one after the other in the place of an array's metadata."""
+
+    def __init__(self) -> None:
+        self._last = b""
+        self._times = 0
+
+    def is_all(self, page: bytes, others: Callable[[], Iterable[memoryview | None]]) -> bool:
+        """Whether a page came again and again, and comes for other documents too: not from a server that is busy.
+
+        ``others`` asks for those; it is called only when the page has come often.
+        """
+        self._times = self._times + 1 if page == self._last else 1
+        self._last = page
+        return self._times >= _SAME_PAGES and all(bytes(other or b"") == page for other in others())
 
 
 def is_json(content: memoryview | bytes) -> bool:

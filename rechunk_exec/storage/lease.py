@@ -35,6 +35,7 @@ from rechunk_exec.storage.claims import (
     claim_stands,
     claims_in,
     has_claims,
+    leave_claim,
     process_began,
     remove_claim,
     this_system,
@@ -172,9 +173,14 @@ class Lease:
             return
         with self._turn:
             self._stands = False
-            if self._lost is None:
+            if self._lost is not None:
+                return
+            try:
                 remove_claim(self._documents, self._claim, has_beaten=self._has_beaten)
-                self._documents.tidy()
+            except BaseException:
+                leave_claim(self._claim)
+                raise
+            self._documents.tidy()
 
     def refuse_beside(self, source: ArrayRef, target: ArrayRef) -> None:
         """Raise :class:`PlanError` if the claim, written beside the target, lies beside the source: they are one.

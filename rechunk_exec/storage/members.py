@@ -12,6 +12,7 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, default_buffer_prototype
 
 from rechunk_exec.errors import MissingExtraError, StorageError
+from rechunk_exec.storage.cut import PAGE_TEXT, is_page, undecoded
 from rechunk_exec.storage.documents import list_names
 from rechunk_exec.storage.failures import Outlook, as_told, has_outlasted, outlook, without_queries
 from rechunk_exec.storage.persistent import persistent
@@ -23,8 +24,12 @@ _NODE_DOCUMENTS = {2: (".zarray", ".zgroup"), 3: ("zarr.json",)}
 """Where there is one of these, by zarr format, there is a node."""
 _OF_GROUPS = (("zarr.json", "node_type", "group"), (".zgroup", "zarr_format", 2))
 """Documents of groups, and what each of them says of a member."""
-_OF_CHUNKS = re.compile(r"|\..*|zarr\.json|(c\.)?\d+(\.\d+)*", re.DOTALL)
+_OF_NO_NODE = re.compile(r"|\..*|zarr\.json|c\.\d+(\.\d+)*|\d+(\.\d+)+", re.DOTALL)
 """Names in a folder that are of chunks, or of no node."""
+_NUMBER = re.compile(r"\d+")
+"""The name of a chunk, or of a folder of chunks, or of a node, such as a level of a pyramid."""
+_LOOKS_IN_VAIN = 16
+"""After so many numbers in a folder that are no nodes the others are chunks, of which an array may have a million."""
 _NO_GROUP = "its metadata are neither an array's nor a group's"
 
 
@@ -42,7 +47,8 @@ def members_of(ref: ArrayRef) -> Members | None:
 
     Groups in groups are walked, and what is no zarr node is passed over. Where the group has consolidated metadata,
     what they name counts, and what they do not name if the store can be listed: an array that was added since, or whose
-    job has not ended. In a group that cannot be opened, what looks like a chunk is not looked at.
+    job has not ended. In a group that cannot be opened, what looks like a chunk is not looked at; of names that are
+    numbers, as both may have, only some unless they are nodes.
 
     Raises
     ------
@@ -75,9 +81,9 @@ def members_of(ref: ArrayRef) -> Members | None:
     except (StorageError, MissingExtraError):
         raise
     except Exception as error:  # noqa: BLE001 - told, without what may be signed
-        raise StorageError(f"no array or group could be opened at {ref} (zarr says: {_text(error)})") from as_told(
-            error
-        )
+        content = undecoded(error)
+        reason = f"zarr says: {_text(error)}" if content is None or not is_page(content) else PAGE_TEXT
+        raise StorageError(f"no array or group could be opened at {ref} ({reason})") from as_told(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +115,11 @@ class _Walk:
             else:  # zarr passes over some that it cannot open
                 self._open(inner)
 
-    def _open(self, path: str) -> None:
-        """Note what is there, if it is a node."""
+    def _open(self, path: str) -> bool:
+        """Note what is there, if it is a node; return whether it is one."""
         place = _joined(self.root, path)
         if not _is_node(self.store, place, self.zarr_format):
-            return
+            return False
         try:
             member = zarr.open(store=persistent(self.store), path=place, mode="r", zarr_format=self.zarr_format)
         except Exception as error:
@@ -123,6 +129,7 @@ class _Walk:
             self._damaged(path)
         else:
             self._note(path, member)
+        return True
 
     def _note(self, path: str, member: object) -> None:
         """Note a member that zarr has opened, and what is in it."""
@@ -138,18 +145,20 @@ class _Walk:
             self._damaged(path)
 
     def _damaged(self, path: str) -> None:
-        """Note what is in a node that cannot be opened, as far as it can be listed: it may be a group.
-
-        What has the name of a chunk is passed over, of which an array may have a million.
-        """
+        """Note what is in a node that cannot be opened, as far as it can be listed: it may be a group, or an array."""
         try:
             names = list_names(self.store, _joined(self.root, path))
         except StorageError as error:
             if has_outlasted(error):
                 raise
             return
-        for name in sorted(name for name in names if not _OF_CHUNKS.fullmatch(name)):
-            self._open(_joined(path, name))
+        in_vain = 0
+        for name in sorted(name for name in names if not _OF_NO_NODE.fullmatch(name)):
+            number = _NUMBER.fullmatch(name) is not None
+            if number and in_vain == _LOOKS_IN_VAIN:
+                continue
+            if not self._open(_joined(path, name)) and number:
+                in_vain += 1
 
 
 def _says_group(store: Store, path: str) -> bool:

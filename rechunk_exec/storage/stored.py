@@ -17,7 +17,7 @@ from zarr.core.metadata.v3 import ArrayV3Metadata
 
 from rechunk_exec.errors import StorageError
 from rechunk_exec.storage.chunkcodec import ChunkCodec, direct_codec
-from rechunk_exec.storage.cut import is_page, undecoded
+from rechunk_exec.storage.cut import PAGE_TEXT, Pages, is_page, undecoded
 from rechunk_exec.storage.devicecodec import on_device
 from rechunk_exec.storage.failures import ShortAnswerError
 from rechunk_exec.storage.objectbase import METADATA_NAMES
@@ -30,6 +30,7 @@ from rechunk_exec.tasks import ArrayRef
 INTERMEDIATE = ("rechunk_exec", "intermediate")
 """The attribute, name and value, that tells an intermediate from arrays of other people."""
 
+_ALL_NAMES = (*METADATA_NAMES, ".zgroup")
 _LIMIT = 2**63
 
 
@@ -103,11 +104,13 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
             mode: Literal["r", "r+"] = "r" if read_only else "r+"
             return zarr.Array(sync(asynchronous.open_array(store=store, path=ref.path, mode=mode)))
 
+    pages = Pages()
+
     def whole() -> zarr.Array[Any]:
         try:
             return opened()
         except Exception as error:
-            _refuse_cut(store, ref.path, error)
+            _refuse_cut(ref, store, error, pages)
             raise
 
     requests = requests_to(store)
@@ -118,15 +121,17 @@ def open_array(ref: ArrayRef, *, read_only: bool) -> StoredArray:
     return describe(array)
 
 
-def _refuse_cut(store: Store, path: str, error: Exception) -> None:
+def _refuse_cut(ref: ArrayRef, store: Store, error: Exception, pages: Pages) -> None:
     """Raise :class:`ShortAnswerError` if zarr failed over metadata that are not what the store holds.
 
-    A page counts as such whatever the store tells: it may stand for a server that is busy.
+    A page counts as such whatever the store tells: it may stand for a server that is busy; unless it is all there is.
     """
     content = undecoded(error)
     if content is None:
         return
-    objects = StoreObjects(store, path)
+    objects = StoreObjects(store, ref.path)
+    if is_page(content) and pages.is_all(content, lambda: map(objects.read, _ALL_NAMES)):
+        raise StorageError(f"{ref}: {PAGE_TEXT}", permanent=True) from error
     held = any(objects.size(name) == len(content) for name in METADATA_NAMES)
     if is_page(content) or not held:
         raise ShortAnswerError(f"it gave {len(content)} bytes that are no JSON as metadata") from error

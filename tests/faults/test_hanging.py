@@ -214,6 +214,46 @@ rx.rechunk(sys.argv[2], (12, 10, 10), "30kB", sys.argv[3], progress=False).write
 """
 
 
+RUNNER = """
+import sys, time
+import rechunk_exec as rx
+from rechunk_exec.batch import running
+run_task, running.HOLD_S = running.run_task, 1000
+def slowly(task):
+    time.sleep(0.2)
+    return run_task(task)
+running.run_task = slowly
+rx.run_job(sys.argv[1], range(1000))
+"""
+"""Results of lines are held until the end, where they are to be written."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_lines_whose_target_does_not_answer_end_when_they_are_asked_to(
+    number: signal.Signals, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # To write their results they waited for the client's time-out, again and again; SIGTERM lost them at once.
+    source = make_array(tmp_path / "a.zarr", (24, 40, 30), (1, 40, 30))
+    lines, target = tmp_path / "jobs.jsonl", s3.url("t.zarr")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
+    rx.rechunk(source, (1, 10, 10), "20kB", target, progress=False).write_jobs(lines)
+    with running_proxy(s3.address) as way:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", way.address)
+        with started(sys.executable, "-c", RUNNER, lines, stderr=subprocess.PIPE) as running:
+            wait_until(lambda: any("t.zarr/c/8/" in key for key in s3.contents()))
+            way.kinds, way.rate = ("hang",), 1.0
+            wait_until(lambda: way.done)
+            running.send_signal(number)
+            errors = running.communicate(timeout=PATIENCE_S)[1]
+    assert running.returncode == (-signal.SIGINT if number is signal.SIGINT else 128 + signal.SIGTERM)
+    assert "KeyboardInterrupt" in errors or number is signal.SIGTERM
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.address)
+    assert rx.status(target).state == "unfinished"
+    rx.run_job(lines, range(1000))
+    assert rx.finalize_jobs(lines).state == "finished"
+    assert_exact(zarr.open_array(target, mode="r"), source)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("program", [FINALIZER, LINES])
 def test_a_batch_command_whose_target_does_not_answer_ends_when_it_is_asked_to(

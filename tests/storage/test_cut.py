@@ -157,3 +157,56 @@ def test_a_web_server_that_has_a_page_for_those_who_come_too_soon(tmp_path: Path
     with served(partial(BusyServer, directory=str(tmp_path / "www"), seen=Counter(), times=3)) as address:
         job = rx.rechunk(f"{address}/a.zarr", (6, 4, 5), "1MB", tmp_path / "t", executor="serial", progress=False)
         assert_exact(job.execute(), source)
+
+
+class PageServer(http.server.BaseHTTPRequestHandler):
+    """Answers with a page, the same each time, and that all is well, to whatever is asked but what it says it lacks."""
+
+    def __init__(self, *args: Any, asked: Counter[str], lacks: str = "", **options: Any) -> None:
+        self.asked, self.lacks = asked, lacks
+        super().__init__(*args, **options)
+
+    def do_GET(self) -> None:
+        self.asked[self.path.rpartition("/")[2]] += 1
+        self.do_HEAD()
+        if not self.is_lacking:
+            self.wfile.write(PAGE)
+
+    def do_HEAD(self) -> None:
+        self.send_response(404 if self.is_lacking else 200)
+        self.send_header("Content-Length", "0" if self.is_lacking else str(len(PAGE)))
+        self.end_headers()
+
+    @property
+    def is_lacking(self) -> bool:
+        return bool(self.lacks) and self.path.endswith(self.lacks)
+
+    def log_message(self, *args: object) -> None:
+        return
+
+
+def test_a_server_that_has_one_page_for_everything_is_told_soon(tmp_path: Path) -> None:
+    # It was asked ten times, with waits of 22 s on average.
+    needed_module("aiohttp")
+    local, asked = make_array(tmp_path / "a.zarr", SHAPE, CHUNKS), Counter[str]()
+    told = "gives a page for people, in HTML or XML, where metadata are expected"
+    with served(partial(PageServer, asked=asked)) as address, retry_policy(RetryPolicy(tries=20, first_wait_s=0.001)):
+        with pytest.raises(rx.StorageError, match=f"no array .* at: {address}/b.zarr: its server {told}") as failure:
+            open_array(array_ref(f"{address}/b.zarr"), read_only=True)
+        assert failure.value.permanent
+        assert 2 < asked["zarr.json"] < 12
+        with pytest.raises(rx.StorageError, match=told):
+            rx.rechunk(f"{address}/b.zarr", (6, 4, 5), "1MB", tmp_path / "t")
+        with pytest.raises(rx.StorageError, match=told):
+            rx.verify(f"{address}/b.zarr", local)
+
+
+def test_a_page_that_stands_for_one_document_alone_is_asked_for_again(tmp_path: Path) -> None:
+    needed_module("aiohttp")
+    asked = Counter[str]()
+    with (
+        served(partial(PageServer, asked=asked, lacks=".zgroup")) as address,
+        retry_policy(RetryPolicy(tries=20, first_wait_s=0.001, longest_wait_s=0.01)),
+        pytest.raises(rx.StorageError, match="it was tried 20 times"),
+    ):
+        open_array(array_ref(f"{address}/b.zarr"), read_only=True)

@@ -218,6 +218,48 @@ def test_what_is_in_a_group_that_cannot_be_opened_on_both_sides_is_compared(
     assert report.arrays == 5
 
 
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_arrays_named_by_numbers_in_a_group_that_cannot_be_opened_are_compared(
+    zarr_format: int, memory: bool, tmp_path: Path
+) -> None:
+    # As the levels of a pyramid are. They were taken for chunks, and passed over.
+    places: list[Place] = [MemoryStore() if memory else tmp_path / name for name in ("one", "other")]
+    for place in places:
+        zarr.create_group(place, zarr_format=zarr_format)  # type: ignore[arg-type]
+        for level in range(30):
+            values = position_values((6, 4), "i2", seed=level == 28 and place is places[0])
+            make(place, (6, 4), (6, 4), "i2", path=f"image/{level}", values=values, zarr_format=zarr_format)
+        document = f"image/{ {2: '.zgroup', 3: 'zarr.json'}[zarr_format] }"
+        sync(zarr.open_group(place).store.set(document, cpu.Buffer.from_bytes(b"{torn")))
+    report = rx.verify(*places)
+    assert [(box.path, box.start) for box in report.differing] == [("image", ()), ("image/28", (0, 0))]
+    assert report.arrays == 31
+
+
+def test_a_damaged_array_of_many_chunks_costs_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    zarr.create_group(store, zarr_format=2)
+    keys: Any = {"name": "v2", "separator": "/"}
+    array = zarr.create_array(
+        store, name="a", shape=(500, 2), chunks=(1, 1), dtype="i2", zarr_format=2, chunk_key_encoding=keys
+    )
+    array[:] = 1
+    sync(store.set("a/.zarray", cpu.Buffer.from_bytes(b"{torn")))
+    asked, get = [], MemoryStore.get
+
+    async def told(self: MemoryStore, key: str, *arguments: Any, **options: Any) -> Buffer | None:
+        asked.append(key)
+        return await get(self, key, *arguments, **options)
+
+    monkeypatch.setattr(MemoryStore, "get", told)
+    monkeypatch.setattr(MemoryStore, "_supports_sync_io", False, raising=False)  # zarr 3.4 may read otherwise
+    found = members_of(array_ref(store))
+    assert found is not None
+    assert list(found.damaged) == ["a"]
+    assert len(asked) < 100
+
+
 @pytest.mark.parametrize("name, content", [("zarr.json", '{"zarr_format": 3}'), ("zarr.json", "{}"), (".zgroup", "{}")])
 def test_what_does_not_say_that_it_is_a_group_is_none(name: str, content: str, tmp_path: Path) -> None:
     # zarr takes it for a group: two of these held the same arrays, none.
