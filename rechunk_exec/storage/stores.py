@@ -102,7 +102,9 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
         except Exception as error:
             raise StorageError(f"{ref.store} cannot be opened: {type(error).__name__}: {error}") from error
     if ref.store.endswith(".zip") and Path(ref.store).is_file():
-        return sync(ZipStore.open(ref.store, mode="r"))  # zarr 3.1 lists none that is not open
+        archive = ref.store
+        # zarr 3.1 lists none that is not open.
+        return Requests().make(lambda: sync(ZipStore.open(archive, mode="r")), "open", f"the zip file {archive}")
     return LocalStore(ref.store, read_only=read_only)
 
 
