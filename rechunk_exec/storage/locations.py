@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 from rechunk_exec.errors import PlanError, StorageError
-from rechunk_exec.storage.stores import is_url, open_store, zip_file
+from rechunk_exec.storage.stores import is_url, open_store, unwrapped, zip_file
 from rechunk_exec.tasks import ArrayRef
 
 _KINDS = {
@@ -107,8 +107,7 @@ def overlap(source: ArrayRef, target: ArrayRef, why: str) -> PlanError:
 
 def _of_store(store: object) -> Location:
     """Return where a live store begins."""
-    while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001 - zarr shows it no other way
+    store = unwrapped(store)
     if isinstance(store, LocalStore):
         return _on_disk(store.root)
     if isinstance(store, MemoryStore):

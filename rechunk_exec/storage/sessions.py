@@ -206,21 +206,45 @@ class IcechunkTarget(SessionPlace):
         Raises
         ------
         StorageError
-            If icechunk refuses. The session keeps the finished array, uncommitted.
+            If icechunk refuses, or the session has changes of somebody else. It keeps them, and the finished array,
+            uncommitted.
         """
         from icechunk import ConflictDetector
 
+        self._complete = True
+        self._refuse_changes_of_others()
         shards = "" if made.shard is None else f" in shards of {made.shard}"
         message = f"rechunk_exec: array /{self._target.path}, shape {made.shape}, chunks of {made.chunk}{shards}"
-        self._complete = True
         try:
             self._session.commit(message, rebase_with=ConflictDetector())
         except Exception as error:
+            conflicts = "".join(f", of {conflict.path}" for conflict in getattr(error, "conflicts", ())[:5])
             raise StorageError(
                 f"the array {self._target} is complete, and cannot be committed to branch {self._branch!r}: "
-                f"{type(error).__name__}: {error}; the session holds it: commit() or rebase() it yourself, or "
-                "discard_changes() and run the job again"
+                f"{type(error).__name__}: {error}{conflicts}; the session holds it: commit() or rebase() it yourself, "
+                "or discard_changes() and run the job again"
             ) from error
+
+    def _refuse_changes_of_others(self) -> None:
+        """Raise :class:`StorageError` unless the session has the array that was made, and no other changes.
+
+        Another thread may have the session too, with an array in it that is not finished.
+        """
+        changes = self._session.status()
+        array = f"/{self._target.path}"
+        groups = {path for path in changes.new_groups if f"{array}/".startswith(f"{path.rstrip('/')}/")}
+        changed = changes.deleted_arrays | changes.new_arrays | changes.updated_arrays | set(changes.updated_chunks)
+        changed |= changes.deleted_groups | changes.new_groups | changes.updated_groups
+        problem = ""
+        if array not in changes.new_arrays:
+            problem = "its session does not have it any more: somebody has discarded or committed what was there"
+        elif others := sorted(changed - groups - {array}):
+            problem = f"its session has got changes of somebody else, of {', '.join(others[:5])}"
+        if problem:
+            raise StorageError(
+                f"the array {self._target} is complete, and not committed to branch {self._branch!r}: {problem}; give "
+                "each job a session of its own; what this one holds can be committed by commit(), once it is whole"
+            )
 
     @property
     def committed(self) -> ArrayRef:

@@ -54,10 +54,16 @@ def array_ref(store: object, path: str = "", storage_options: Mapping[str, Optio
     Raises
     ------
     StorageError
-        If ``store`` is nothing that zarr takes as a store.
+        If ``store`` is nothing that zarr takes as a store, or wraps an icechunk store, which takes no ranges past the
+        end of an object and no keys but zarr's, so that it has to be known.
     """
     options = dict(storage_options or {})
     store = session_store(store) or store
+    if isinstance(store, WrapperStore) and session_store(unwrapped(store)) is not None:
+        raise StorageError(
+            f"an icechunk store must be given as it is, or its session; got it in a {type(store).__name__}; give what "
+            "that wraps"
+        )
     if isinstance(store, StorePath):
         return array_ref(store.store, "/".join(part for part in (store.path, path) if part), options)
     if isinstance(store, LocalStore):
@@ -96,8 +102,17 @@ def open_store(ref: ArrayRef, *, read_only: bool) -> Store:
         except Exception as error:
             raise StorageError(f"{ref.store} cannot be opened: {type(error).__name__}: {error}") from error
     if ref.store.endswith(".zip") and Path(ref.store).is_file():
-        return sync(ZipStore.open(ref.store, mode="r"))  # zarr 3.1 lists none that is not open
+        archive = ref.store
+        # zarr 3.1 lists none that is not open.
+        return Requests().make(lambda: sync(ZipStore.open(archive, mode="r")), "open", f"the zip file {archive}")
     return LocalStore(ref.store, read_only=read_only)
+
+
+def unwrapped(store: object) -> object:
+    """Return the store that is inside zarr's wrappers of stores."""
+    while isinstance(store, WrapperStore):
+        store = store._store  # noqa: SLF001 - zarr shows it no other way
+    return store
 
 
 def zip_file(store: object) -> Path | None:
@@ -169,9 +184,7 @@ def is_read_only(ref: ArrayRef) -> bool:
 
 def refuse_name(ref: ArrayRef, purpose: str) -> None:
     """Raise :class:`StorageError` if fsspec removes, or lists, something else than what has the name of a place."""
-    store: object = ref.store
-    while isinstance(store, WrapperStore):
-        store = store._store  # noqa: SLF001 - zarr shows it no other way
+    store = unwrapped(ref.store)
     magic = has_magic(f"{getattr(store, 'path', store)}/{ref.path}")
     if isinstance(store, str) and (magic or "//" in store.partition("://")[2]):
         store = open_store(ref, read_only=True)

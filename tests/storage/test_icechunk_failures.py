@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import zarr
+from zarr.storage import WrapperStore
 
 import rechunk_exec as rx
 from rechunk_exec import storage, wire
@@ -226,6 +227,46 @@ def test_a_session_with_changes_is_left_as_it_is(repo: Any, source: ZarrArray) -
         with nothing_is_committed(repo), pytest.raises(StorageError, match="uncommitted changes"):
             refused()
     assert same_bits(elements(zarr.open_array(session.store, path="mine", mode="r")), position_values((3,), "i2"))
+
+
+def test_changes_of_others_that_came_into_the_session_meanwhile_are_not_committed(repo: Any, source: ZarrArray) -> None:
+    """Such as those of another thread's job, which is not finished."""
+    session = repo.writable_session("main")
+    job = one_stage(source, session)
+
+    def half_of_another(event: Event) -> None:
+        if event.index == 3:
+            make_array(session.store, (3,), (1,), "i2", name="layers/other")
+
+    with nothing_is_committed(repo), pytest.raises(StorageError, match="changes of somebody else, of /layers/other"):
+        job.execute(on_event=half_of_another)
+    assert same_bits(elements(zarr.open_array(session.store, path="layers/series", mode="r")), elements(source))
+    assert same_bits(
+        elements(zarr.open_array(session.store, path="layers/other", mode="r")), position_values((3,), "i2")
+    )
+
+
+def test_a_session_that_was_discarded_meanwhile_is_not_committed(repo: Any, source: ZarrArray) -> None:
+    session = repo.writable_session("main")
+    job = one_stage(source, session)
+    last = len(job.stages[0]) - 1
+
+    def discard(event: Event) -> None:
+        if event.kind == "task" and event.index == last:
+            session.discard_changes()
+
+    with nothing_is_committed(repo), pytest.raises(StorageError, match="does not have it any more"):
+        job.execute(on_event=discard)
+
+
+def test_a_store_of_a_session_inside_another_store_is_refused(tmp_path: Path, repo: Any, source: ZarrArray) -> None:
+    session = repo.writable_session("main")
+    wrapped: list[WrapperStore[Any]] = [WrapperStore(repo.readonly_session("main").store), WrapperStore(session.store)]
+    with pytest.raises(StorageError, match="given as it is, or its session; got it in a WrapperStore"):
+        rx.rechunk(zarr.open_array(wrapped[0], path="epochs", mode="r"), (20, 4, 4), "1MB", tmp_path / "target")
+    with pytest.raises(StorageError, match="given as it is, or its session; got it in a WrapperStore"):
+        rx.rechunk(source, (20, 4, 4), "1MB", wrapped[1], array_name="series")
+    assert not session.has_uncommitted_changes
 
 
 def test_sessions_that_cannot_be_committed(repo: Any, source: ZarrArray) -> None:

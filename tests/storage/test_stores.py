@@ -11,6 +11,7 @@ import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, StorePath, ZipStore
 
+import rechunk_exec as rx
 from rechunk_exec.errors import SerializationError, StorageError
 from rechunk_exec.storage import array_ref, is_url, local_path, open_array, open_reader, open_writer
 from rechunk_exec.storage.objects import objects_of, put_object
@@ -238,3 +239,15 @@ def test_a_store_that_was_made_with_a_password_in_an_address_is_known() -> None:
     for address, found in (("http://me:hunter2@host", "endpoint_url"), ("http://host", None)):
         store = FsspecStore.from_url("memory://a", storage_options={"endpoint_url": address})
         assert explicit_secret(store) == found
+
+
+@pytest.mark.parametrize("size", [0, 200, -10])
+def test_a_zip_file_that_is_cut_is_told(tmp_path: Path, size: int) -> None:
+    with ZipStore(tmp_path / "whole.zip", mode="w") as store:
+        zarr.create_array(store, shape=(4,), chunks=(2,), dtype="i4")
+    (tmp_path / "cut.zip").write_bytes((tmp_path / "whole.zip").read_bytes()[:size])
+    with pytest.raises(StorageError, match=r"cannot open the zip file .*cut\.zip: BadZipFile") as caught:
+        open_store(array_ref(tmp_path / "cut.zip"), read_only=True)
+    assert caught.value.permanent
+    with pytest.raises(StorageError, match=r"cannot open the zip file .*cut\.zip"):
+        rx.rechunk(tmp_path / "cut.zip", (4,), "1MB", tmp_path / "target")
