@@ -46,17 +46,18 @@ _WORTH_COMPRESSING = 1.1
 """How much sooner it must be: how small LZ4 makes data is not known before."""
 
 
+_MOST = 1e100
 _COUNTS = ("in_flight", "cores", "tasks_at_once", "helpful_in_flight")
 _RATES = ("decode_bps", "encode_bps", "raw_read_bps", "raw_write_bps", "temp_bps", "fresh_bps")
 _LATENCIES = ("operation_s", "stage_s", "deeper_s", "worker_start_s")
 _MAY_BE_NONE = ("helpful_in_flight", "temp_bps", "fresh_bps")
 _FIGURES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
-    (_COUNTS, lambda count: count > 0, "a whole number of at least 1"),
-    (_RATES, lambda rate: rate > 0, "positive and finite"),
-    (_LATENCIES, lambda latency: latency >= 0, "finite and not negative"),
-    (("temp_ratio",), lambda ratio: ratio >= 1, "finite and at least 1"),
+    (_COUNTS, lambda count: 1 <= count < 2**63, "a whole number of at least 1, and less than 2**63"),
+    (_RATES, lambda rate: 1 / _MOST <= rate <= _MOST, "positive and finite, from 1e-100 to 1e100"),
+    (_LATENCIES, lambda latency: 0 <= latency <= _MOST, "finite and not negative, at most 1e100"),
+    (("temp_ratio",), lambda ratio: 1 <= ratio <= _MOST, "finite and at least 1, at most 1e100"),
 )
-"""Fields of a model, what they may be, and that in words."""
+"""Fields of a model, what they may be, and that in words: any plan's times by them are numbers of a document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class CostModel:
     ------
     PlanError
         If a rate, a count or a latency is no finite number, a count not whole, or one is not positive (a latency may be
-        0). NumPy's numbers are taken too.
+        0), or so small or large that a plan's times could not be written. NumPy's numbers are taken too.
     """
 
     decode_bps: float

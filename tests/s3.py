@@ -75,6 +75,16 @@ class Bucket:
 
         return FsspecStore.from_url(self.url(path), storage_options={"endpoint_url": self.address})
 
+    def obstore(self, **config: Any) -> Any:
+        """A store of the whole bucket, by obstore."""
+        from zarr.storage import ObjectStore
+
+        from tests.conftest import needed_module
+
+        stores = needed_module("obstore.store")
+        options = {"allow_http": True}
+        return ObjectStore(stores.S3Store(self.name, client_options=options, endpoint=self.address, **config))
+
     @property
     def client(self) -> Any:
         return _client(self.address)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rechunk_exec as rx
 from rechunk_exec.cost import CostModel, StageWork, resolve
 from rechunk_exec.errors import PlanError, SerializationError
 
@@ -133,6 +134,41 @@ def test_measured_figures_that_cannot_be_are_refused(name: str, value: Any) -> N
 def test_figures_that_are_no_finite_numbers_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(PlanError, match=rf"CostModel\.{name} must be .*; got"):
         replace(CostModel.local(), **{name: value})
+
+
+RATES = ("decode_bps", "encode_bps", "raw_read_bps", "raw_write_bps", "temp_bps", "fresh_bps")
+LARGE = ("decode_bps", "operation_s", "stage_s", "deeper_s", "worker_start_s", "temp_ratio")
+COUNTS = ("in_flight", "cores", "tasks_at_once", "helpful_in_flight")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *((name, 1e-300) for name in RATES),
+        *((name, 1e300) for name in LARGE),
+        *((name, 2**63) for name in COUNTS),
+    ],
+)
+def test_figures_of_which_no_plan_could_be_written_are_refused_by_name(name: str, value: Any) -> None:
+    # The predicted times had no place in a document, so that the plan's JSON was refused, or they were no numbers.
+    with pytest.raises(PlanError, match=rf"CostModel\.{name} must be .*; got"):
+        replace(CostModel.local(), **{name: value})
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        *((name, 1e-100) for name in RATES),
+        *((name, 1e100) for name in LARGE),
+        *((name, 2**63 - 1) for name in COUNTS),
+    ],
+)
+def test_a_plan_by_figures_that_are_taken_is_read_from_its_json(name: str, value: Any) -> None:
+    model = replace(CostModel.local(), **{name: value})
+    assert CostModel.from_json(model.to_json()) == model
+    plan = rx.plan_rechunk((400, 6000, 6000), 4, (1, 100, 100), (400, 20, 20), 10**7, cost_model=model)
+    assert rx.Plan.from_json(plan.to_json()) == plan
+    assert plan.explain()
 
 
 def test_numbers_of_numpy_are_taken_as_those_of_python() -> None:

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import rechunk_exec
-from rechunk_exec import errors, executors
+from rechunk_exec import batch, errors, executors
 
 
 def test_the_public_names_are_those_of_the_contract() -> None:
@@ -67,7 +67,7 @@ def test_errors_are_the_same_in_both_places() -> None:
     assert [error.__name__ for error in tree if getattr(rechunk_exec, error.__name__) is not error] == []
 
 
-@pytest.mark.parametrize("package", [rechunk_exec, executors])
+@pytest.mark.parametrize("package", [rechunk_exec, batch, executors])
 def test_type_checkers_are_told_the_same_names_from_the_same_modules(package: ModuleType) -> None:
     assert package.__file__ is not None
     stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
@@ -102,6 +102,33 @@ def test_several_threads_may_be_the_first_to_use_the_package(long: bool) -> None
     names = ["rechunk_exec.testing", "rechunk", "verify", "rechunk_exec.executors.processes", "measure", "run_job"]
     for order in (names, names[::-1]) if long else (names,):
         subprocess.run([sys.executable, "-c", THREADS, *order], check=True)
+
+
+AT_A_MODULE = """
+import sys, threading, time
+import rechunk_exec as rx
+reached, errors = threading.Event(), []
+class Slow:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == "rechunk_exec.batch" and not reached.is_set():
+            reached.set()
+            time.sleep(0.5)
+sys.meta_path.insert(0, Slow)
+def beside():
+    reached.wait()
+    import rechunk_exec.batch.running
+threading.excepthook = lambda failure: errors.append(f"{failure.exc_value!r}")
+threads = [threading.Thread(target=beside), threading.Thread(target=lambda: rx.run_job)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+sys.exit("; ".join(errors) or 0)
+"""
+
+
+def test_a_thread_may_import_a_module_while_another_imports_what_is_in_it() -> None:
+    # Python saw that each waited for the other, and gave one of them an error, once in fifty times.
+    subprocess.run([sys.executable, "-c", AT_A_MODULE], check=True)
 
 
 def test_the_package_can_be_imported_from_a_zip_file(tmp_path: Path) -> None:

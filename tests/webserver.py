@@ -6,6 +6,8 @@ import http.server
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -20,3 +22,28 @@ def served(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterat
         finally:
             server.shutdown()
             thread.join()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A handler that serves files, whole only, and writes no log."""
+
+    def log_message(self, *args: object) -> None:
+        return
+
+
+class Ranged(Quiet):
+    """A handler that serves ranges, as real servers do."""
+
+    def send_head(self) -> Any:
+        asked = self.headers.get("Range")
+        path = Path(self.translate_path(self.path))
+        if asked is None or not path.is_file():
+            return super().send_head()
+        content = path.read_bytes()
+        first, last = asked.removeprefix("bytes=").split("-")
+        part = content[-int(last) :] if not first else content[int(first) : int(last) + 1 if last else None]
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+        return None

@@ -7,22 +7,16 @@ journal, beside the target; :func:`failed_jobs` reads there what to run again, a
 
 from __future__ import annotations
 
-from rechunk_exec.batch.finishing import Unfinished, failed_jobs, finalize_jobs, unfinished_lines
-from rechunk_exec.batch.jobsfile import JobsFile, open_lines, refuse_inside, write_lines
-from rechunk_exec.batch.prepared import note_lines, refuse_unnamed
-from rechunk_exec.batch.running import INDEX_VARIABLES, run_job
+import lazy_loader
 
-__all__ = [
-    "INDEX_VARIABLES",
-    "JobsFile",
-    "Unfinished",
-    "failed_jobs",
-    "finalize_jobs",
-    "note_lines",
-    "open_lines",
-    "refuse_inside",
-    "refuse_unnamed",
-    "run_job",
-    "unfinished_lines",
-    "write_lines",
-]
+# Each of its modules is imported by itself: else a thread that imports one, and another that imports the package with
+# it, would wait for each other.
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "finishing": ["Unfinished", "failed_jobs", "finalize_jobs", "unfinished_lines"],
+        "jobsfile": ["JobsFile", "open_lines", "refuse_inside", "write_lines"],
+        "prepared": ["note_lines", "refuse_unnamed"],
+        "running": ["INDEX_VARIABLES", "run_job"],
+    },
+)

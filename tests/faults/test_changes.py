@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +18,14 @@ import rechunk_exec as rx
 from rechunk_exec.executors import ProcessesExecutor, ThreadsExecutor
 from rechunk_exec.storage import identity
 from tests.conftest import needed_module
-from tests.faults.kept import Kept
 from tests.faults.kinds import KINDS, Kind, kind
+from tests.faults.stopped import STOPPED_AFTER, folder, source, stopped, wanted
 from tests.faults.test_unfinished import FIRST, MAX_MEM, SECOND, SHAPE
 from tests.jobs import ZarrArray, assert_exact, elements, make_array, snapshot, stop_after, tasks_run
 from tests.s3 import Bucket
 from tests.values import position_values, same_bits
 
-__all__ = ["kind"]
-
-STOPPED_AFTER = FIRST + 4
-
-
-def wanted(folder: Path, **changed: Any) -> rx.Rechunked:
-    """The job, asked for with these words."""
-    words: dict[str, Any] = {
-        "target_chunks": (24, 4, 4),
-        "max_mem": MAX_MEM,
-        "target_store": folder / "target",
-        "temp_store": folder / "temp",
-        "executor": "serial",
-        "mode": "resume",
-        "progress": False,
-    }
-    words |= {"source": folder / "source"} | changed
-    return rx.rechunk(**words)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    """A job that has stopped in its second stage."""
-    folder = tmp_path_factory.mktemp("stopped")
-    make_array(folder / "source", SHAPE, (1, *SHAPE[1:]), attributes={"units": "m"})
-    stop_after(STOPPED_AFTER, wanted(folder, mode="fail"))
-    return Kept(folder)
-
-
-@pytest.fixture
-def folder(stopped: Kept) -> Iterator[Path]:
-    """Where the job is that has stopped; it is as it was after each test."""
-    yield stopped.folder
-    stopped.restore()
-
-
-@pytest.fixture
-def source(folder: Path) -> ZarrArray:
-    """The source of the job that has stopped."""
-    return zarr.open_array(folder / "source", mode="r")
+__all__ = ["folder", "kind", "source", "stopped"]
 
 
 def chunk_rewritten(folder: Path) -> None:
@@ -358,96 +319,6 @@ def test_intermediates_of_another_job_that_had_the_same_name_are_not_taken_for_i
         assert stages == [1] * (SECOND - 2), "each has its own, and none made the other's anew"
         (tmp_path / "target").rename(tmp_path / f"target of {name}")
     assert list((tmp_path / "temp").iterdir()) == []
-
-
-def begun_beside(folder: Path, target: str, mode: str, **changed: Any) -> rx.Rechunked:
-    return wanted(folder, **({"target_store": folder / target, "temp_store": None, "mode": mode} | changed))
-
-
-@pytest.mark.parametrize("with_intermediates", [False, True])
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_target_goes_on_where_it_was_moved_or_copied_to(
-    copied: bool, with_intermediates: bool, tmp_path: Path
-) -> None:
-    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
-    stop_after(FIRST + 5, begun_beside(tmp_path, "target", "fail"))
-    endings = ["", ".rechunk_exec-temp"] if with_intermediates else [""]
-    for ending in endings:
-        old, new = tmp_path / f"target{ending}", tmp_path / f"new{ending}"
-        if copied:
-            shutil.copytree(old, new)
-        else:
-            old.rename(new)
-    job = begun_beside(tmp_path, "new", "resume")
-    assert_exact(job.execute(), source)
-    assert job.report is not None
-    stages = [result.stage for result in job.report.results]
-    assert stages.count(1) == SECOND - 5
-    assert (stages.count(0) == 0) is with_intermediates
-    assert not (tmp_path / "new.rechunk_exec-temp").exists()
-    if copied:
-        again = begun_beside(tmp_path, "target", "resume")
-        assert_exact(again.execute(), source)
-        assert again.report is not None
-        assert again.report.tasks == SECOND - 5
-
-
-@pytest.mark.parametrize("in_temp_store", [False, True])
-def test_a_job_that_an_earlier_version_has_begun_goes_on(in_temp_store: bool, tmp_path: Path) -> None:
-    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
-    changed = {"temp_store": tmp_path / "temp"} if in_temp_store else {}
-    stop_after(FIRST + 5, begun_beside(tmp_path, "target", "fail", **changed))
-    record = tmp_path / "target" / ".rechunk_exec" / "job.json"
-    document = json.loads(record.read_text())
-    name = document.pop("temp_name")
-    old = tmp_path / "target.rechunk_exec-temp"  # then as now
-    if in_temp_store:
-        old = tmp_path / "temp" / name.rpartition("-")[0]
-        (tmp_path / "temp" / name).rename(old)
-        document["fingerprint"]["temp"] = document["fingerprint"]["temp"].replace(name, old.name)
-    record.write_text(json.dumps(document))
-    job = begun_beside(tmp_path, "target", "resume", **changed)
-    assert_exact(job.execute(), source)
-    assert job.report is not None
-    assert [result.stage for result in job.report.results] == [1] * (SECOND - 5)
-    assert not old.exists()
-
-
-def test_a_target_goes_on_under_another_spelling_of_its_path(tmp_path: Path) -> None:
-    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    stop_after(FIRST + 5, begun_beside(tmp_path, "link/group", "fail", array_name="a"))
-    job = begun_beside(tmp_path, "real/group/a", "resume")
-    assert_exact(job.execute(), source)
-    assert job.report is not None
-    assert job.report.tasks == SECOND - 5
-
-
-@pytest.mark.parametrize("changed", [{"max_mem": "1MB"}, {"temp_store": "elsewhere"}, {}])
-def test_replacing_an_unfinished_job_leaves_none_of_its_intermediates(changed: dict[str, Any], tmp_path: Path) -> None:
-    source = make_array(tmp_path / "source", SHAPE, (1, *SHAPE[1:]))
-    stop_after(FIRST + 5, begun_beside(tmp_path, "target", "fail"))
-    if "temp_store" in changed:
-        changed = {"temp_store": tmp_path / "elsewhere"}
-    assert_exact(begun_beside(tmp_path, "target", "overwrite", **changed).execute(), source)
-    assert {path.name for path in tmp_path.iterdir()} - {"elsewhere"} == {"source", "target"}
-
-
-def test_an_unfinished_target_of_a_name_too_long_for_intermediates_beside_it_is_replaced(
-    folder: Path, source: ZarrArray
-) -> None:
-    target = folder / ("x" * 250)
-    stop_after(FIRST + 5, wanted(folder, mode="fail", target_store=target))
-    assert_exact(wanted(folder, mode="overwrite", target_store=target).execute(), source)
-
-
-def test_intermediates_elsewhere_of_a_job_that_is_replaced_are_named(
-    folder: Path, source: ZarrArray, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_exact(begun_beside(folder, "target", "overwrite").execute(), source)
-    (left,) = (folder / "temp").iterdir()
-    assert str(left) in caplog.text
 
 
 def test_an_unfinished_target_is_no_source(folder: Path, source: ZarrArray) -> None:

@@ -22,9 +22,8 @@ from tests.executors.workers import PATIENCE_S, interrupted_when, started, wait_
 from tests.faults.proxy import running_proxy
 from tests.jobs import assert_exact, make_array
 from tests.s3 import Bucket
-from tests.storage.test_object_stores import Ranged
 from tests.values import position_values
-from tests.webserver import served
+from tests.webserver import Ranged, served
 
 SHAPE, CHUNKS, SERIES = (8, 12, 10), (1, 12, 10), (8, 4, 5)
 LAYOUTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {

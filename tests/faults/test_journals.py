@@ -13,7 +13,7 @@ import pytest
 
 import rechunk_exec as rx
 from rechunk_exec import storage
-from tests.faults.test_changes import STOPPED_AFTER, folder, source, stopped, wanted
+from tests.faults.stopped import STOPPED_AFTER, folder, source, stopped, wanted
 from tests.faults.test_unfinished import FIRST, SECOND
 from tests.jobs import ZarrArray, assert_exact, snapshot, tasks_run
 

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-import http.server
 import io
 import json
-import logging
-import pickle
 import threading
-import traceback
 import warnings
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import FsspecStore, MemoryStore, ObjectStore, ZipStore
+from zarr.storage import FsspecStore, MemoryStore, ZipStore
 
 import rechunk_exec as rx
 from rechunk_exec.copy.buffers import ScratchBuffers
 from rechunk_exec.executors import ProcessesExecutor
-from rechunk_exec.storage import array_ref, finer_read_unit, open_array, open_reader
+from rechunk_exec.storage import finer_read_unit, open_array, open_reader
 from rechunk_exec.storage.objects import objects_of
 from rechunk_exec.storage.stores import open_store
 from rechunk_exec.tasks import ArrayRef
 from tests.conftest import needed_module
-from tests.jobs import QUICK_STAGES, assert_exact, assert_kept_promises, make_array
-from tests.s3 import KEY, SECRET, Bucket
+from tests.jobs import QUICK_STAGES, assert_exact, make_array
+from tests.s3 import Bucket
 from tests.storage.arrays import ZARR_VERSION, region_of
+from tests.storage.copies import EPOCHS, SERIES, SHAPE, THIRDS, TWO_STAGES, run
 from tests.values import position_values, same_bits
-from tests.webserver import served
-
-SHAPE = (12, 20, 30)
-EPOCHS = (1, 20, 30)
-SERIES = (12, 10, 10)
-THIRDS = (4, 20, 30)
-TWO_STAGES = "18kB"
-"""A budget that takes an intermediate."""
-
-
-def run(source: Any, target: Any, *, stages: int = 1, **options: Any) -> rx.Rechunked:
-    """Rechunk epochs to series, and check what came of it."""
-    there = array_ref(source.store_path if isinstance(source, zarr.Array) else source)
-    chunks = SERIES if stages == 2 else THIRDS
-    if stages == 2:
-        options = {"cost_model": QUICK_STAGES, **options}
-    job = rx.rechunk(source, chunks, TWO_STAGES if stages == 2 else "10MB", target, progress=False, **options)
-    assert len(job.stages) == stages
-    made = job.execute()
-    assert_exact(made, open_array(there, read_only=True).array)
-    assert_kept_promises(job)
-    return job
 
 
 @pytest.fixture
@@ -240,13 +213,8 @@ def test_a_bucket_that_goes_fails_a_task_once(s3: Bucket, tmp_path: Path) -> Non
     assert s3.name in str(caught.value)
 
 
-def obstore_at(s3: Bucket, **config: Any) -> ObjectStore[Any]:
-    stores = needed_module("obstore.store")
-    return ObjectStore(stores.S3Store(s3.name, client_options={"allow_http": True}, endpoint=s3.address, **config))
-
-
 def test_obstore_as_source_intermediate_and_target(s3: Bucket) -> None:
-    store = obstore_at(s3)
+    store = s3.obstore()
     source = make_array(store, SHAPE, EPOCHS, name="source")
     target = zarr.storage.StorePath(store, "target")
     temp = zarr.storage.StorePath(store, "temp")
@@ -257,181 +225,9 @@ def test_obstore_as_source_intermediate_and_target(s3: Bucket) -> None:
 def test_obstore_in_processes_takes_credentials_from_the_environment(
     s3: Bucket, s3_processes: ProcessesExecutor
 ) -> None:
-    store = obstore_at(s3)
+    store = s3.obstore()
     source = make_array(store, SHAPE, EPOCHS, name="source")
     run(source, zarr.storage.StorePath(store, "target"), executor=s3_processes)
-
-
-def live_stores_with_secrets(s3: Bucket) -> Iterator[Any]:
-    yield obstore_at(s3, access_key_id=KEY, secret_access_key=SECRET)
-    options = {"endpoint_url": s3.address, "asynchronous": True}
-    yield FsspecStore.from_url(s3.url(""), storage_options={**options, "key": KEY, "secret": SECRET})
-    client = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
-    yield FsspecStore.from_url(s3.url(""), storage_options={**options, "client_kwargs": client})
-
-
-def test_stores_with_explicit_secrets_stay_in_their_process(s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    for number, store in enumerate(live_stores_with_secrets(s3)):
-        source = make_array(store, SHAPE, EPOCHS, name=f"source-{number}")
-        target = zarr.storage.StorePath(store, f"target-{number}")
-        with pytest.raises(rx.StorageError, match=r"made with credentials \(\w+\)") as caught:
-            rx.rechunk(source, SERIES, "1MB", target, executor="processes", progress=False)
-        assert SECRET not in str(caught.value)
-        assert KEY not in str(caught.value)
-        job = rx.rechunk(source, SERIES, "1MB", target, executor="threads", progress=False)
-        assert_exact(job.execute(), source)
-
-
-def test_a_secret_is_nowhere_but_in_the_environment(
-    s3: Bucket, caplog: pytest.LogCaptureFixture, tmp_path: Path, s3_processes: ProcessesExecutor
-) -> None:
-    caplog.set_level(logging.DEBUG, "rechunk_exec")
-    make_array(s3.store("source.zarr"), SHAPE, EPOCHS)
-    job = rx.rechunk(
-        s3.url("source.zarr"), SERIES, TWO_STAGES, s3.url("target.zarr"), executor=s3_processes, verify=True
-    )
-    texts = [task.to_json().encode() for task in job.tasks()]
-    texts += [stage.to_json().encode() for stage in job.stages]
-    texts += [pickle.dumps(stage) for stage in job.stages]
-    texts += [repr(job).encode()]
-    job.execute()
-    texts += [str(job.report).encode(), caplog.text.encode()]
-    again = rx.rechunk(
-        s3.url("source.zarr"), SERIES, TWO_STAGES, s3.url("target.zarr"), executor="serial", mode="overwrite"
-    )
-    assert again.write_jobs(tmp_path / "jobs.jsonl") == again.plan.tasks
-    for key, content in s3.contents().items():
-        texts += [key.encode(), content]
-    texts += [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    for text in texts:
-        assert SECRET.encode() not in text
-        assert KEY.encode() not in text
-
-
-def test_a_secret_is_in_no_error(s3: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = make_array(tmp_path / "source.zarr", SHAPE, EPOCHS)
-    wrong = [
-        s3.url("there-is-none.zarr"),
-        "s3://no-such-bucket/a.zarr",
-    ]
-    for url in wrong:
-        for attempt in (
-            lambda url=url: rx.rechunk(url, SERIES, "1MB", tmp_path / "t.zarr"),
-            lambda url=url: rx.rechunk(source, SERIES, "1MB", url.replace("there", "s3://"), progress=False).execute(),
-        ):
-            try:
-                attempt()
-            except rx.RechunkError as error:
-                for link in chain(error):
-                    assert SECRET not in f"{link!r} {link} {getattr(link, '__notes__', '')}"
-
-
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        return
-
-
-class Ranged(Quiet):
-    """A handler that serves ranges, as real servers do."""
-
-    def send_head(self) -> Any:
-        asked = self.headers.get("Range")
-        path = Path(self.translate_path(self.path))
-        if asked is None or not path.is_file():
-            return super().send_head()
-        content = path.read_bytes()
-        first, last = asked.removeprefix("bytes=").split("-")
-        part = content[-int(last) :] if not first else content[int(first) : int(last) + 1 if last else None]
-        self.send_response(206)
-        self.send_header("Content-Length", str(len(part)))
-        self.end_headers()
-        self.wfile.write(part)
-        return None
-
-
-@pytest.fixture(params=["whole files only", "ranges"])
-def web(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    needed_module("aiohttp")
-    handler = partial(Ranged if request.param == "ranges" else Quiet, directory=str(tmp_path / "www"))
-    with served(handler) as address:
-        yield address
-
-
-TEXTS = position_values(SHAPE, object)
-
-
-@pytest.mark.parametrize("layout", ["zstd", "blosc", "raw", "shards", "format 2", "texts in shards"])
-def test_http_is_a_source(web: str, layout: str, tmp_path: Path, s3_processes: ProcessesExecutor) -> None:
-    options: dict[str, dict[str, Any]] = {
-        "zstd": {},
-        "blosc": {"compressors": zarr.codecs.BloscCodec(cname="lz4")},
-        "raw": {"compressors": None},
-        "shards": {"shards": SHAPE},
-        "format 2": {"zarr_format": 2},
-        "texts in shards": {"shards": SHAPE, "dtype": zarr.dtype.VariableLengthUTF8(), "values": TEXTS},
-    }
-    source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS, **options[layout])
-    for number, executor in enumerate(("threads", s3_processes) if layout in ("zstd", "shards") else ("threads",)):
-        job = rx.rechunk(
-            f"{web}/a.zarr", SERIES, "1MB", tmp_path / f"t{number}.zarr", executor=executor, progress=False
-        )
-        assert_exact(job.execute(), source)
-
-
-def test_absent_chunks_of_http_are_fill_value(web: str, tmp_path: Path) -> None:
-    source = zarr.create_array(tmp_path / "www/a.zarr", shape=SHAPE, chunks=EPOCHS, dtype="f4", fill_value=3)
-    source[5] = position_values(SHAPE[1:], "f4")
-    assert_exact(rx.rechunk(f"{web}/a.zarr", SERIES, "1MB", tmp_path / "t.zarr", progress=False).execute(), source)
-
-
-class SentOn(Quiet):
-    """A server that sends clients on to a signed URL for chunks, which is denied there."""
-
-    def send_head(self) -> Any:
-        path, _, query = self.path.partition("?")
-        if query:
-            self.send_error(403)
-        elif "/c/" in path:
-            self.send_response(302)
-            self.send_header("Location", f"{path}?X-Amz-Signature={SECRET}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-        else:
-            return super().send_head()
-        return None
-
-
-@pytest.mark.parametrize("layout", ["direct", "zarr"])
-def test_the_signature_of_a_url_that_a_server_sends_on_to_is_in_no_error(layout: str, tmp_path: Path) -> None:
-    needed_module("aiohttp")
-    dtype = "f4" if layout == "direct" else zarr.dtype.VariableLengthUTF8()
-    values = position_values(SHAPE, "f4" if layout == "direct" else object)
-    source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS, dtype, values=values)
-    with served(partial(SentOn, directory=str(tmp_path / "www"))) as address:
-        for attempt in (
-            lambda: rx.rechunk(f"{address}/a.zarr", SERIES, "2MB", tmp_path / "t", progress=False).execute(),
-            lambda: rx.verify(f"{address}/a.zarr", source),
-        ):
-            with pytest.raises(rx.RechunkError, match=r"403.*a.zarr/c/\d+/0/0\?\.\.\.") as caught:
-                attempt()
-            assert all(SECRET not in f"{link!r} {link}" for link in chain(caught.value))
-            assert SECRET not in "".join(traceback.format_exception(caught.value))
-    assert not any(SECRET.encode() in path.read_bytes() for path in (tmp_path / "t").rglob("*") if path.is_file())
-
-
-def test_http_is_no_target(web: str, tmp_path: Path) -> None:
-    source = make_array(tmp_path / "www/a.zarr", SHAPE, EPOCHS)
-    for places in ({"target_store": f"{web}/b.zarr"}, {"target_store": tmp_path / "t", "temp_store": f"{web}/tmp"}):
-        with pytest.raises(rx.StorageError, match="read only"):
-            rx.rechunk(source, SERIES, "25kB", **places, progress=False)
 
 
 @pytest.mark.parametrize("executor", ["threads", "processes"], indirect=True)
