@@ -126,3 +126,18 @@ class MissingExtraError(RechunkError, ImportError):
 
 class SerializationError(RechunkError):
     """A value cannot be written as JSON or pickle, or a document is not one of ours."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception's class and message, whatever it does when it is asked for that.
+
+    Examples
+    --------
+    >>> error_text(KeyError("time"))
+    "KeyError: 'time'"
+    """
+    try:
+        message = str(error)
+    except Exception as problem:  # noqa: BLE001 - of a stranger
+        message = f"(its message cannot be shown: {type(problem).__name__})"
+    return f"{type(error).__name__}: {message}"

@@ -25,6 +25,7 @@ from rechunk_exec.preparation import (
     Begun,
     Undertaking,
     begin,
+    refuse_changed_target,
     refuse_places,
     refuse_what_is_there,
     remove_intermediates,
@@ -268,6 +269,7 @@ class Rechunked:
         self.stages = tuple(replace(stage, left=()) for stage in self.stages)
         self.report = CopyReport(executor=self._parts.executor.name, results=(), seconds=0.0)
         try:
+            refuse_changed_target(self._work)
             self._verify_ended()
             array = self._open_target()
         except RechunkError:

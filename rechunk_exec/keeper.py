@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from rechunk_exec.copy import noted_by
-from rechunk_exec.errors import RechunkError, TaskError
+from rechunk_exec.errors import RechunkError, TaskError, error_text
 from rechunk_exec.results import Event, TaskFailure, TaskResult
 from rechunk_exec.storage import MERGED_AT_ONCE, Journal, Lease, interrupted, thread_of_driver
 
@@ -85,8 +85,7 @@ class Keeper:
         with suppress(RechunkError):  # such as a full disk, which is what the error may be about
             self._write()
         if isinstance(error, TaskError) and self._journal is not None:
-            cause = error.__cause__ or error
-            message = f"{type(cause).__name__}: {cause}"
+            message = error_text(error.__cause__ or error)
             with suppress(RechunkError):
                 self._journal.add_failure(TaskFailure(stage=error.stage, index=error.index, message=message))
 

@@ -223,6 +223,18 @@ def _reveal_what_is_there(work: Undertaking) -> None:
                 storage.reveal(target)
 
 
+def refuse_changed_target(work: Undertaking) -> None:
+    """Raise :class:`ResumeError` if the target is not laid out as the job that is gone on with has made it."""
+    target = work.places.target
+    there = storage.open_array(target, read_only=True)
+    changed = storage.layout_differences(work.fingerprint, there)
+    if changed:
+        raise ResumeError(
+            f"a job goes on with the target that it made; at {target} it was changed since: {'; '.join(changed)}; "
+            "give mode='overwrite' to begin anew"
+        )
+
+
 def tidy_ended(target: ArrayRef) -> None:
     """Undo what a driver has left that was killed after its job had ended, or before it replaced what the job made.
 
@@ -312,13 +324,7 @@ def _create_target(work: Undertaking) -> None:
     if not storage.exists(target):
         storage.create(work.design, target)
         return
-    there = storage.open_array(target, read_only=True)
-    changed = storage.layout_differences(work.fingerprint, there)
-    if changed:
-        raise ResumeError(
-            f"a job goes on with the target that it made; at {target} it was changed since: {'; '.join(changed)}; "
-            "give mode='overwrite' to begin anew"
-        )
+    refuse_changed_target(work)
     storage.complete(work.design, target)
 
 

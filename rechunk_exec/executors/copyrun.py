@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rechunk_exec.copy import run_task
-from rechunk_exec.errors import StorageError, TaskError
+from rechunk_exec.errors import RechunkError, StorageError, TaskError, error_text
 from rechunk_exec.results import Event, OnEvent, TaskResult
 from rechunk_exec.tasks import CopyTask, Stage
 from rechunk_exec.wire import SharedValues
@@ -29,8 +29,21 @@ class StageTask:
         return self.function is run_task
 
     def __call__(self, index: int) -> TaskResult:
-        """Run task ``index``."""
-        return self.function(self.stage[index])
+        """Run task ``index``.
+
+        Raises
+        ------
+        RechunkError
+            If the function returns anything but that task's result: another task would count as done.
+        """
+        task = self.stage[index]
+        result: object = self.function(task)
+        if not isinstance(result, TaskResult) or (result.stage, result.index) != (task.stage, task.index):
+            raise RechunkError(
+                f"a task function must return the TaskResult of its task, as run_task does; got {result!r:.100} of "
+                f"task {task.index} of stage {task.stage}"
+            )
+        return result
 
 
 @dataclass(slots=True)
@@ -53,7 +66,7 @@ class CopyRun:
     def failed(self, stage: Stage, index: int, error: BaseException) -> None:
         """Note a try that failed and will be made again."""
         self.retries += 1
-        self.tell(Event(kind="retry", stage=stage.number, index=index, message=f"{type(error).__name__}: {error}"))
+        self.tell(Event(kind="retry", stage=stage.number, index=index, message=error_text(error)))
 
 
 def task_error(task: CopyTask, cause: BaseException) -> TaskError:
@@ -61,8 +74,7 @@ def task_error(task: CopyTask, cause: BaseException) -> TaskError:
     tries = "is not tried again" if is_permanent(cause) else f"is tried {TRIES} times and failed each time, at last"
     error = TaskError(
         f"task {task.index} of stage {task.stage}, which copies the region {task.start} to {task.stop} of "
-        f"{task.source} to {task.target}, {tries}: {type(cause).__name__}: {cause}; remove the cause and run the job "
-        "again",
+        f"{task.source} to {task.target}, {tries}: {error_text(cause)}; remove the cause and run the job again",
         stage=task.stage,
         index=task.index,
     )

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rechunk_exec.copy import run_task
-from rechunk_exec.errors import RechunkError, StorageError
+from rechunk_exec.errors import RechunkError, StorageError, error_text
 from rechunk_exec.executors.copyrun import TRIES, is_permanent, task_error
 from rechunk_exec.executors.sight import NEEDED_ALIKE, Landmarks, differences, summary, unseen, versions
 from rechunk_exec.results import TaskFailure, TaskResult
@@ -127,7 +127,7 @@ class RangeWork:
                 if attempt < TRIES and not is_permanent(error):
                     continue
                 here.errors[task.stage, task.index] = error
-                failure = TaskFailure(stage=task.stage, index=task.index, message=f"{type(error).__name__}: {error}")
+                failure = TaskFailure(stage=task.stage, index=task.index, message=error_text(error))
                 try:
                     journal.add_failure(failure)
                 except RechunkError:

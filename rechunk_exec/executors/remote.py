@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rechunk_exec import storage
-from rechunk_exec.errors import RechunkError, SerializationError, StorageError
+from rechunk_exec.errors import RechunkError, SerializationError, StorageError, error_text
 from rechunk_exec.executors.calls import Outcome
 from rechunk_exec.executors.shared import ARRIVALS, Shared, pack
 from rechunk_exec.storage.stores import explicit_secret
@@ -36,7 +36,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Return what travels of ``error``."""
-        summary = f"{type(error).__name__}: {error}"
+        summary = error_text(error)
         text = f"In process {os.getpid()}:\n" + "".join(traceback.format_exception(error))
         try:
             data = pickle.dumps(error)

@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import zarr
 
 import rechunk_exec as rx
-from rechunk_exec.executors import ProcessesExecutor, staged_copy
+from rechunk_exec.executors import PoolExecutor, ProcessesExecutor, SerialExecutor, ThreadsExecutor, staged_copy
 from rechunk_exec.tasks import Stage
 
 SHAPE = (37, 41, 29)
@@ -137,3 +138,44 @@ def test_a_task_that_cannot_be_done(source: Path, tmp_path: Path, processes: Pro
         job.execute()
     assert isinstance(caught.value.__cause__, rx.StorageError)
     assert str(source) in str(caught.value)
+
+
+class HiddenError(Exception):
+    """Has no message that can be shown."""
+
+    def __str__(self) -> str:
+        return str(1 / 0)
+
+
+def fail(task: rx.CopyTask) -> rx.TaskResult:
+    raise HiddenError
+
+
+def return_nothing(task: rx.CopyTask) -> None:
+    rx.run_task(task)
+
+
+def return_anothers(task: rx.CopyTask) -> rx.TaskResult:
+    return replace(rx.run_task(task), index=0)
+
+
+@pytest.mark.parametrize(
+    "function, told",
+    [
+        (fail, r"task 0 .*HiddenError: \(its message cannot be shown: ZeroDivisionError\)"),
+        (return_nothing, r"task 0 .*must return the TaskResult of its task.*; got None of task 0 of stage 0"),
+        (return_anothers, r"task 1 .*must return the TaskResult of its task.* of task 1 of stage 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", [SerialExecutor, lambda: ThreadsExecutor(1), lambda: ProcessesExecutor(1)])
+def test_a_function_of_tasks_that_does_what_it_should_not(
+    function: Any, told: str, kind: Callable[[], PoolExecutor], source: Path, tmp_path: Path
+) -> None:
+    """They ended in an error of Python's; with the result of another task, its own was done without having been."""
+    with kind() as executor:
+        executor.task_function = function
+        job = rx.rechunk(source, ONE_STAGE, 100_000, tmp_path / "target", executor=executor, progress=False)
+        assert len(job.stages[0]) > 1
+        with pytest.raises(rx.TaskError, match=told):
+            job.execute()
+    assert rx.status(tmp_path / "target").state == "unfinished"

@@ -32,6 +32,13 @@ class TwoFacedError(Exception):
         return str, ("a string",)
 
 
+class HiddenError(Exception):
+    """Has no message that can be shown."""
+
+    def __str__(self) -> str:
+        return str(1 / 0)
+
+
 def test_a_failure_that_pickles_is_itself_again() -> None:
     failure: Failure = pickle.loads(pickle.dumps(Failure.of(caught(GoodError("reason")))))
     error = failure.error()
@@ -55,6 +62,12 @@ def test_a_failure_that_does_not_travel_is_told_of(error: Exception) -> None:
     assert type(told) is RechunkError
     assert f"{type(error).__name__}: {error}" in str(told)
     assert "raise error" in told.__notes__[0]
+
+
+def test_a_failure_that_cannot_be_shown_is_told_of() -> None:
+    """It ended the worker, which was taken for one that was killed."""
+    failure: Failure = pickle.loads(pickle.dumps(Failure.of(caught(HiddenError()))))
+    assert failure.summary == "HiddenError: (its message cannot be shown: ZeroDivisionError)"
 
 
 def test_a_failure_of_a_class_that_is_not_here() -> None:

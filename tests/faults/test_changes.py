@@ -341,3 +341,23 @@ def test_a_finished_target_that_was_damaged_is_found_by_a_resume_that_verifies(f
     with pytest.raises(rx.RechunkError, match=r"1 of 30 boxes differ.*\(0, 12, 8\).*mode='overwrite'"):
         wanted(folder, verify=True).execute()
     assert_exact(wanted(folder, mode="overwrite", verify=True).execute(), source)
+
+
+@pytest.mark.parametrize(
+    "member, value", [("shape", [24, 24, 19]), ("fill_value", 5.0), ("codecs", [{"name": "bytes"}])]
+)
+def test_a_finished_target_whose_metadata_were_changed_is_not_given(
+    member: str, value: object, folder: Path, source: ZarrArray
+) -> None:
+    wanted(folder).execute()
+    zarr.open_array(folder / "target").attrs["mine"] = 1
+    assert wanted(folder).execute().attrs["mine"] == 1
+    metadata = folder / "target" / "zarr.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {member: value}))
+    before = metadata.read_bytes()
+    # It was given, as the finished target.
+    with pytest.raises(rx.ResumeError, match=f"it was changed since: its {member}: "):
+        wanted(folder).execute()
+    assert metadata.read_bytes() == before
+    wanted(folder, mode="overwrite").execute()
+    assert_exact(wanted(folder).execute(), source)
