@@ -138,6 +138,6 @@ def error_text(error: BaseException) -> str:
     """
     try:
         message = str(error)
-    except Exception as problem:  # noqa: BLE001 - of a stranger
+    except Exception as problem:  # noqa: BLE001 - whatever a class does when it is shown
         message = f"(its message cannot be shown: {type(problem).__name__})"
     return f"{type(error).__name__}: {message}"

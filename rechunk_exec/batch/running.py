@@ -13,7 +13,7 @@ from rechunk_exec.batch.jobsfile import JobsFile
 from rechunk_exec.batch.prepared import Prepared, prepared
 from rechunk_exec.copy import release_memory, run_task
 from rechunk_exec.endrequests import EndRequests
-from rechunk_exec.errors import RechunkError, TaskError
+from rechunk_exec.errors import RechunkError, TaskError, error_text
 from rechunk_exec.executors.copyrun import TRIES, is_permanent, task_error
 from rechunk_exec.results import CopyReport, TaskFailure, TaskResult, in_order
 from rechunk_exec.tasks import CopyTask
@@ -189,9 +189,8 @@ class _Run:
         return self._jobs[key]
 
     def _failed(self, job: Prepared, task: CopyTask, error: Exception) -> None:
-        message = f"{type(error).__name__}: {error}"
         with suppress(RechunkError):  # such as a full disk, which is what the error may be about
-            job.journal.add_failure(TaskFailure(stage=task.stage, index=task.index, message=message))
+            job.journal.add_failure(TaskFailure(stage=task.stage, index=task.index, message=error_text(error)))
         self.failures.append(task_error(task, error))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from rechunk_exec.errors import NotReadyError, PlanError, RechunkError
+from rechunk_exec.errors import NotReadyError, PlanError, RechunkError, error_text
 
 
 class ExitCode(IntEnum):
@@ -78,7 +78,7 @@ def error_message(error: BaseException) -> str:
     """
     if isinstance(error, RechunkError):
         return str(error)
-    return "; ".join([f"{type(error).__name__}: {error}", *notes_of(error), "--debug shows the traceback"])
+    return "; ".join([error_text(error), *notes_of(error), "--debug shows the traceback"])
 
 
 def notes_of(error: BaseException | None) -> list[str]:

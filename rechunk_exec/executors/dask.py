@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from rechunk_exec.copy import configure_worker, release_memory
-from rechunk_exec.errors import RechunkError
+from rechunk_exec.errors import RechunkError, error_text
 from rechunk_exec.executors.base import WorkerShape, check_count
 from rechunk_exec.executors.calls import Call, Outcome
 from rechunk_exec.executors.daskcalls import DaskCalls, Packed
@@ -168,7 +168,7 @@ class DaskExecutor(PoolExecutor):
                     if outcome.error is not None and not outcome.lost:
                         raise RechunkError(
                             "each worker must run the function given to run_on_workers; one failed with "
-                            f"{type(outcome.error).__name__}: {outcome.error}; see the cause"
+                            f"{error_text(outcome.error)}; see the cause"
                         ) from outcome.error
         except BaseException:
             self._set_ups.remove(function)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rechunk_exec.copy import finished_results
-from rechunk_exec.errors import RechunkError
+from rechunk_exec.errors import RechunkError, error_text
 from rechunk_exec.executors.base import check_count
 from rechunk_exec.executors.copyrun import nobody
 from rechunk_exec.executors.missing import missing_tasks
@@ -81,7 +81,7 @@ class FunctionExecutor:
         except Exception as error:
             raise RechunkError(
                 f"the function given as executor must run all tasks; {self.name!r} failed with "
-                f"{type(error).__name__}: {error}; see the cause"
+                f"{error_text(error)}; see the cause"
             ) from error
 
     def _refuse_missing(self, stages: Sequence[Stage], results: Sequence[TaskResult]) -> None:

@@ -72,7 +72,7 @@ class Reply:
         try:
             return Outcome(number=number, value=pickle.loads(self.data or b""))
         except Exception as error:  # noqa: BLE001 - whatever a class does when it is loaded
-            wrong = SerializationError(f"what a call returns must load here; got {type(error).__name__}: {error}")
+            wrong = SerializationError(f"what a call returns must load here; got {error_text(error)}")
             wrong.__cause__ = error
             return Outcome(number=number, error=wrong)
 
@@ -205,7 +205,7 @@ def _load(data: bytes) -> tuple[Shared[Callable[[Any], object]], Any]:
         _ = loaded[0].value
     except Exception as error:
         raise SerializationError(
-            f"a call must load in a worker process; got {type(error).__name__}: {error}; "
+            f"a call must load in a worker process; got {error_text(error)}; "
             "define its function in a module that workers can import, not in a notebook or an interactive session"
         ) from error
     return loaded

@@ -13,8 +13,6 @@ from rechunk_exec.storage.failures import ShortAnswerError, chain
 
 _SAME_PAGES = 7
 """How often one page must come until it is taken for all that there is; by then some seconds have passed."""
-
-
 PAGE_TEXT = (
     "its server gives a page for people, in HTML or XML, where metadata are expected; look whether the URL is right, "
     "and whether one must sign in there"

@@ -17,6 +17,7 @@ import zarr
 import rechunk_exec as rx
 from rechunk_exec.executors import PoolExecutor, ProcessesExecutor, SerialExecutor, ThreadsExecutor, staged_copy
 from rechunk_exec.tasks import Stage
+from tests.executors.test_remote import HiddenError
 
 SHAPE = (37, 41, 29)
 VALUES = (np.arange(np.prod(SHAPE), dtype="u4") * 2654435761).astype("u4").reshape(SHAPE)
@@ -138,13 +139,6 @@ def test_a_task_that_cannot_be_done(source: Path, tmp_path: Path, processes: Pro
         job.execute()
     assert isinstance(caught.value.__cause__, rx.StorageError)
     assert str(source) in str(caught.value)
-
-
-class HiddenError(Exception):
-    """Has no message that can be shown."""
-
-    def __str__(self) -> str:
-        return str(1 / 0)
 
 
 def fail(task: rx.CopyTask) -> rx.TaskResult:

@@ -19,6 +19,7 @@ from rechunk_exec.executors import FunctionExecutor, staged_copy, worker_shape
 from rechunk_exec.results import Event, TaskResult
 from rechunk_exec.storage import Journal
 from rechunk_exec.tasks import Stage
+from tests.executors.test_remote import HiddenError
 
 SHAPE = (16, 24, 24)
 VALUES = np.arange(16 * 24 * 24, dtype="f4").reshape(SHAPE)
@@ -186,6 +187,14 @@ def test_a_function_that_returns_early(plan: Plan) -> None:
 def test_a_function_that_does_nothing(plan: Plan) -> None:
     with pytest.raises(RechunkError, match="missing"):
         plan(print).execute()
+
+
+def test_what_it_raises_need_have_no_message_that_can_be_shown(plan: Plan) -> None:
+    def failing(stages: Sequence[Stage]) -> None:
+        raise HiddenError
+
+    with pytest.raises(RechunkError, match=r"'failing' failed with HiddenError: \(its message cannot be shown"):
+        plan(failing).execute()
 
 
 def test_what_it_raises_is_the_cause(plan: Plan) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from rechunk_exec.storage.documents import Documents
 from rechunk_exec.tasks import ArrayRef
 
 
-def own_claim(**fields: object) -> Claim:
+def own_claim(**fields: Any) -> Claim:
     """A claim of this very process."""
     now = time.time()
     claim = Claim(
@@ -28,7 +29,7 @@ def own_claim(**fields: object) -> Claim:
         began=now,
         beat=now,
     )
-    return replace(claim, **fields)  # type: ignore[arg-type]
+    return replace(claim, **fields)
 
 
 def write_claim(ref: ArrayRef, claim: Claim) -> None:

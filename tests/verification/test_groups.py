@@ -221,12 +221,12 @@ def test_what_is_in_a_group_that_cannot_be_opened_on_both_sides_is_compared(
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_arrays_named_by_numbers_in_a_group_that_cannot_be_opened_are_compared(
-    zarr_format: int, memory: bool, tmp_path: Path
+    zarr_format: Literal[2, 3], memory: bool, tmp_path: Path
 ) -> None:
     # As the levels of a pyramid are. They were taken for chunks, and passed over.
     places: list[Place] = [MemoryStore() if memory else tmp_path / name for name in ("one", "other")]
     for place in places:
-        zarr.create_group(place, zarr_format=zarr_format)  # type: ignore[arg-type]
+        zarr.create_group(place, zarr_format=zarr_format)
         for level in range(30):
             values = position_values((6, 4), "i2", seed=level == 28 and place is places[0])
             make(place, (6, 4), (6, 4), "i2", path=f"image/{level}", values=values, zarr_format=zarr_format)
