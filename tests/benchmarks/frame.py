@@ -15,9 +15,9 @@ less memory than the cube it takes two stages.
 * ``rechunk_exec``: each executor. ``processes`` starts its workers, ``standing processes`` have started before, as all
   others have imported what they use.
 
-Contenders take turns within a round, so that a machine's drift meets all of them; the table shows medians. Before each
-one memory is touched (see :func:`touch_memory`). Memory is the peak of the resident set over that of the same process
-after its imports, for ``processes`` that of its largest worker.
+Contenders take turns within a round, so that a machine's drift meets all of them; the table shows medians. Right before
+each one memory is touched (see :func:`touch_memory`). Memory is the peak of the resident set over that of the same
+process after its imports, for ``processes`` that of its largest worker.
 Needs the extra ``bench``.
 """
 
@@ -79,7 +79,6 @@ def compare(options: argparse.Namespace, layout: str) -> None:
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for _ in range(options.rounds):
         for name in names:
-            touch_memory()
             command = [sys.executable, __file__, "--folder", str(options.folder), "--max-mem", options.max_mem]
             command += ["--epochs", str(options.epochs), "--one", name, layout]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -118,6 +117,7 @@ def run_one(name: str, source: Path, max_mem: str) -> dict[str, Any]:
             chunk.read_bytes()
     prepare(name)
     idle = resident_bytes()
+    touch_memory()
     began, cpu = time.perf_counter(), cpu_seconds()
     measured = contenders()[name](source, target, max_mem)
     figures: dict[str, Any] = {"seconds": time.perf_counter() - began, "cpu": cpu_seconds() - cpu}
@@ -131,8 +131,9 @@ def run_one(name: str, source: Path, max_mem: str) -> dict[str, Any]:
 def touch_memory() -> None:
     """Have the system hand out memory to another process and take it back: then it costs no more than it has to.
 
-    Virtual machines get memory from their host page by page when it is first touched, which takes up to 2 s a GB, and
-    give it back when it has been free for a while. That is no part of a copy, and no two copies meet as much of it.
+    Virtual machines get memory from their host page by page when it is first touched, at up to 4 s a GB, and some give
+    it back when it has been free for a second. That is no part of a copy, and no two copies meet as much of it. So this
+    comes last before the clock.
     """
     touch = f"import numpy; pages = numpy.empty({TOUCHED_BYTES}, 'u1'); pages[::4096] = 1"
     subprocess.run([sys.executable, "-c", touch], check=True)
