@@ -167,8 +167,12 @@ def test_a_target_whose_url_ends_in_a_slash(cloud: Cloud) -> None:
     job = rx.rechunk(*places, mode="resume", progress=False)
     assert_exact(job.execute(), source)
     assert tasks_run(job) == job.plan.tasks - 2, "results are listed"
+    before = {key for key in cloud.contents() if "/done/" in key}
     rx.rechunk(*places, mode="overwrite", progress=False).execute()
-    assert len([key for key in cloud.contents() if "/done/" in key]) == 1, "nothing of the job before is left"
+    after = {key for key in cloud.contents() if "/done/" in key}
+    assert before, "results were there"
+    assert after, "and are, of the new job"
+    assert not before & after, "nothing of the job before is left"
 
 
 def test_a_bucket_that_is_not_there(cloud: Cloud, tmp_path: Path) -> None:
