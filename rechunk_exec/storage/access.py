@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -108,9 +109,7 @@ class UnitReader(ABC):
 
     def unit_box(self, unit: Index) -> tuple[Index, Index]:
         """Return the first element of a unit and one past its last, clipped to the array."""
-        low = tuple(number * size for number, size in zip(unit, self.stored.chunk, strict=True))
-        high = tuple(min(a + size, n) for a, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True))
-        return low, high
+        return box_of(unit, self.stored.chunk, self.stored.shape)
 
     def object_of(self, unit: Any) -> str:
         """Return the key of the object that holds a unit."""
@@ -169,6 +168,16 @@ class UnitWriter(ABC):
     @abstractmethod
     def write(self, job: Any, region: Region, scratch: Scratch) -> Written:
         """Do one piece of work; return which objects it completed."""
+
+
+def box_of(number: Index, size: Index, shape: Index) -> tuple[Index, Index]:
+    """Return the first element and one past the last of a box of a grid, clipped to the array.
+
+    >>> box_of((0, 2), (4, 4), (10, 10))
+    ((0, 8), (4, 10))
+    """
+    low = tuple(map(operator.mul, number, size))
+    return low, tuple(map(min, map(operator.add, low, size), shape))
 
 
 def bytes_of(elements: NDArray[Any]) -> memoryview:

@@ -260,9 +260,10 @@ class BandReader(DirectReader):
 
     def _touched(self, within: Slices, low: Index, high: Index) -> int:
         """Return the bytes of the read units of a chunk ``[low, high)`` that hold elements ``within`` of it."""
-        axes = zip(within, self.read_unit, map(int.__sub__, high, low), strict=True)
-        elements = prod(min(-(-part.stop // size) * size, n) - part.start // size * size for part, size, n in axes)
-        return int(elements) * self.codec.dtype.itemsize
+        touched = self.codec.dtype.itemsize
+        for part, size, n in zip(within, self.read_unit, map(int.__sub__, high, low), strict=True):
+            touched *= min(-(-part.stop // size) * size, n) - part.start // size * size
+        return touched
 
 
 class _Spans:

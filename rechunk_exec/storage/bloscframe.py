@@ -72,8 +72,17 @@ class BloscFrame:
         """Return stored bytes, from and to, among which all are that decoded bytes ``span``, at least one, need."""
         if self.table is None:
             return span[0] + HEADER_BYTES, span[1] + HEADER_BYTES
-        starts, ends = self.places(*self.touched(span))
+        first, last = self.touched(span)
+        if self.in_order:
+            return self._start(first), self._start(last)
+        starts, ends = self.places(first, last)
         return int(starts.min()), int(ends.max())
+
+    def _start(self, block: int) -> int:
+        """Return where a block begins, of a frame whose blocks are in order; the one after the last, at the end."""
+        assert self.table is not None
+        begin = self.table[4 * block : 4 * block + 4]
+        return int.from_bytes(begin, "little") if begin else self.stored_bytes
 
     def touched(self, span: tuple[int, int]) -> tuple[int, int]:
         """Return the blocks, from and to before, that hold decoded bytes ``span``."""
@@ -172,11 +181,19 @@ class _FetchedBlocks:
 
     def __init__(self, frame: BloscFrame, first: int, last: int, reading: PartReading) -> None:
         self.frame, self.first, self.reading = frame, first, reading
-        starts, ends = frame.places(first, last)
-        order = np.argsort(starts, kind="stable")
-        runs = self._runs(starts[order].tolist(), ends[order].tolist(), frame.span(first, last))
-        self.fetched = sum(run.stop - run.start for run in runs)
         place = HEADER_BYTES + 4 * (last - first)
+        starts, ends = frame.places(first, last)
+        low, high = frame.span(first, last)
+        self.fetched = int(ends[-1] - starts[0])
+        if frame.in_order and self.fetched <= high - low:  # as nearly always
+            self.memory = reading.stored(place + self.fetched)
+            reading.fetch(int(starts[0]), self.memory[place : place + self.fetched])
+            moved = place - starts[0]
+            self.places, self.ends = starts + moved, ends + moved
+            return
+        order = np.argsort(starts, kind="stable")
+        runs = self._runs(starts[order].tolist(), ends[order].tolist(), high - low)
+        self.fetched = sum(run.stop - run.start for run in runs)
         self.memory = reading.stored(place + self.fetched)
         self.places = np.empty(last - first, np.int64)
         for run in runs:
@@ -187,11 +204,8 @@ class _FetchedBlocks:
             place += size
         self.ends = self.places + (ends - starts)
 
-    def _runs(self, starts: list[int], ends: list[int], span: tuple[int, int]) -> list[Joined]:
+    def _runs(self, starts: list[int], ends: list[int], most_bytes: int) -> list[Joined]:
         """Return what is fetched at once: with gaps, as long as that is no more than the plan counts."""
-        most_bytes = span[1] - span[0]
-        if starts[1:] == ends[:-1] and ends[-1] - starts[0] <= most_bytes:  # as nearly always
-            return [Joined(starts[0], ends[-1], 0, len(starts))]
         runs = list(join(starts, ends, gap_bytes=self.reading.gap_bytes, most_bytes=most_bytes))
         if sum(run.stop - run.start for run in runs) > most_bytes:
             runs = list(join(starts, ends, gap_bytes=0, most_bytes=most_bytes))
@@ -214,7 +228,8 @@ class _FetchedBlocks:
         low, high = self.frame.span(begin, stop)
         block_bytes = self.frame.block_bytes
         places = self.places[begin - self.first : stop - self.first]
-        size = int(self.ends[begin - self.first : stop - self.first].max())
+        ends = self.ends[begin - self.first : stop - self.first]
+        size = int(ends[-1] if self.frame.in_order else ends.max())
         head = self.memory[:HEADER_BYTES]
         head[:4] = self.frame.header[:4]
         struct.pack_into("<3I", head, 4, high - low, min(block_bytes, high - low), size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from rechunk_exec.storage.access import (
     UnitReader,
     UnitWriter,
     Written,
+    box_of,
     bytes_of,
 )
 from rechunk_exec.storage.chunkcodec import ChunkCodec
@@ -206,15 +208,11 @@ class DirectWriter(UnitWriter):
                 self, self.stored.metadata.encode_chunk_key(number), prod(len(axis) for axis in chunks), unfinished
             )
             for index in product(*chunks):
-                yield _ChunkJob(target, index, tuple(i % count for i, count in zip(index, ratio, strict=True)))
+                yield _ChunkJob(target, index, tuple(map(operator.mod, index, ratio)))
 
     def write(self, job: Any, region: Region, scratch: Scratch) -> Written:
         """Encode one chunk and add it to its object; return the object if this completes it."""
-        low = tuple(number * size for number, size in zip(job.index, self.stored.chunk, strict=True))
-        high = tuple(
-            min(start + size, n) for start, size, n in zip(low, self.stored.chunk, self.stored.shape, strict=True)
-        )
-        part = region.part(low, high)
+        part = region.part(*box_of(job.index, self.stored.chunk, self.stored.shape))
         target: _OpenObject = job.target
         elements = self._gather(part, scratch)
         if self._may_be_left_out and is_filled(elements, self.stored.fill or b""):

@@ -69,5 +69,7 @@ def _function() -> _Compress | None:
 
 def address(buffer: memoryview) -> int:
     """Return where the memory of a buffer begins."""
+    if not buffer.readonly and len(buffer):
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # a fourth of the time
     array: Any = np.frombuffer(buffer, np.uint8)
     return int(array.ctypes.data)
