@@ -1,9 +1,9 @@
 """A ``distributed`` cluster as executor. Layer: executors.
 
-We say which worker runs a call, and send it no more than it can start at once. So a worker holds no more tasks than the
-plan has counted memory for. One that dies takes with it only what it ran; we know what that was and try it again,
-where the scheduler would do so without a word. And the scheduler holds a few keys (:mod:`.daskcalls`), however many
-tasks there are.
+We say which worker runs a call, and send it no more than it can start at once, or a few more where calls are short. It
+runs no more at once than it has threads: so it holds no more tasks than the plan has counted memory for. One that dies
+takes with it only what it had; we know what that was and try it again, where the scheduler would do so without a word.
+And the scheduler holds a few keys (:mod:`.daskcalls`), however many tasks there are.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ class DaskExecutor(PoolExecutor):
         return not before.issuperset(self._cluster.members)
 
     def _room(self, member: Member) -> int:
-        """How many calls may run in a worker at once."""
-        return min(member.threads, self._bound or member.threads)
+        """How many calls a worker may have."""
+        most = min(member.threads, self._bound or member.threads)
+        return most if most < member.threads else most * (1 + self._calls.ahead)
 
     def _dispatch(self) -> None:
         """Give calls to workers that have room."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ from rechunk_exec.executors.daskcluster import DaskCluster
 from rechunk_exec.executors.daskfitness import Member
 from rechunk_exec.executors.remote import Missing, Parcel, Reply, open_parcel, pack_call
 from rechunk_exec.executors.shared import Shared
+
+_ARRIVAL_S = 0.016
+"""About how long a worker waits for its next call if that is sent when it has answered the last one: all go through the
+scheduler, which sends messages some at a time."""
+_RECENT = 16
+"""Of how many calls the longest tells how long the next ones take."""
+_MOST_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +49,28 @@ class DaskCalls:
         self._nonce = uuid.uuid4().hex[:8]
         self._flying: dict[int, _Flight] = {}
         self._answers: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
+        self._function = ""
+        self._seconds: deque[float] = deque(maxlen=_RECENT)
+
+    @property
+    def ahead(self) -> int:
+        """How many calls a worker may be given for each that it can run, beyond that one.
+
+        Some, where calls end sooner than the next one arrives. Others have none waiting behind them, which another
+        worker could begin, or which would be lost with theirs.
+        """
+        if len(self._seconds) < _RECENT:
+            return 0
+        return min(_MOST_AHEAD, int(_ARRIVAL_S / max(*self._seconds, _ARRIVAL_S / _MOST_AHEAD)))
 
     def __len__(self) -> int:
         return len(self._flying)
 
     def pack(self, call: Call, set_ups: Sequence[Shared[Any]]) -> Packed:
         """Return what is sent for a call, by a worker that has called ``set_ups`` before."""
+        if call.function.token != self._function:
+            self._function = call.function.token
+            self._seconds.clear()
         data, needs = pack_call(call.function, call.argument)
         tokens = tuple(needs)
         for handle in set_ups:
@@ -95,8 +119,11 @@ class DaskCalls:
                 for token in answer.tokens:
                     flight.member.kept.pop(token, None)
                 again.append(flight.packed)
+            elif isinstance(answer, Reply):
+                self._seconds.append(answer.seconds)
+                outcomes.append(answer.outcome(number))
             else:
-                outcomes.append(answer.outcome(number) if isinstance(answer, Reply) else _lost(number, answer))
+                outcomes.append(_lost(number, answer))
         return outcomes, again
 
     def forget(self) -> None:

@@ -6,9 +6,11 @@ take down the worker or lose the reason: a :class:`Reply` is always a few string
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,6 +66,8 @@ class Reply:
 
     data: bytes | None = None
     failure: Failure | None = None
+    seconds: float = 0.0
+    """How long the call took, where that was measured."""
 
     def outcome(self, number: int) -> Outcome:
         """Return how call ``number``, whose reply this is, ended."""
@@ -150,7 +154,9 @@ def open_parcel(parcel: Parcel) -> Reply | Missing:
         reply = run_set_up(token)
         if reply.failure is not None:
             return reply
-    return run_call(parcel.data)
+    began = time.perf_counter()
+    reply = run_call(parcel.data)
+    return dataclasses.replace(reply, seconds=time.perf_counter() - began)
 
 
 def refuse_live_stores(stages: Sequence[Stage], executor: str) -> None:
